@@ -1,0 +1,36 @@
+# `make demo` and `make test` set up everything they need in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo test check bench java clean
+
+demo: $(STAMP)
+	$(BIN)/prf demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q -m "not network and not gpu"
+
+check: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	for file in tests/bench/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+# The Java helper is committed compiled; this rebuilds it (needs a JDK of 21 or newer on the path).
+java: $(STAMP)
+	javac --release 21 -Xlint:all -cp "$$($(BIN)/python -c 'from prf.jvm import find_jar; print(find_jar())')" prf/classes/PrfLucene.java
+
+clean:
+	rm -rf $(VENV) runs indexes/demo-*

@@ -1,0 +1,116 @@
+"""prf: pseudo-relevance feedback for sparse, dense and LLM retrieval, as composable pipelines.
+
+Names are imported when first used, so that ``import prf`` and the command line start at once and
+nothing loads torch, FAISS or Java before a stage needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from prf.build import build_dense, build_lucene, build_vectors
+    from prf.demo import collection
+    from prf.encode import QueryEncoder, QueryVectors, load_encoder
+    from prf.errors import (
+        EvaluationError,
+        FileFormatError,
+        FrameError,
+        IndexStateError,
+        MissingDependency,
+        PrfError,
+        PrfWarning,
+        SpecError,
+    )
+    from prf.evaluate import compare, evaluate, render
+    from prf.feedback import (
+        RM3,
+        AveragePrf,
+        Docs,
+        Feedback,
+        Query,
+        Rocchio,
+        RocchioTerms,
+        TermFeedback,
+        TextFeedback,
+        VectorFeedback,
+    )
+    from prf.frames import original_query
+    from prf.pipeline import (
+        Compose,
+        Concatenate,
+        Cutoff,
+        Features,
+        Intersection,
+        Scale,
+        Sum,
+        Transformer,
+        Union,
+    )
+    from prf.retrieve import BM25, DenseRetriever, Text, Vectors
+    from prf.search import search
+    from prf.spec import dumps, explain, load, loads
+    from prf.trec import read_docs, read_qrels, read_run, read_topics, write_run
+
+_HOME = {
+    "build": ["build_dense", "build_lucene", "build_vectors"],
+    "demo": ["collection"],
+    "encode": ["QueryEncoder", "QueryVectors", "load_encoder"],
+    "errors": [
+        "EvaluationError",
+        "FileFormatError",
+        "FrameError",
+        "IndexStateError",
+        "MissingDependency",
+        "PrfError",
+        "PrfWarning",
+        "SpecError",
+    ],
+    "evaluate": ["compare", "evaluate", "render"],
+    "feedback": [
+        "RM3",
+        "AveragePrf",
+        "Docs",
+        "Feedback",
+        "Query",
+        "Rocchio",
+        "RocchioTerms",
+        "TermFeedback",
+        "TextFeedback",
+        "VectorFeedback",
+    ],
+    "frames": ["original_query"],
+    "pipeline": [
+        "Compose",
+        "Concatenate",
+        "Cutoff",
+        "Features",
+        "Intersection",
+        "Scale",
+        "Sum",
+        "Transformer",
+        "Union",
+    ],
+    "retrieve": ["BM25", "DenseRetriever", "Text", "Vectors"],
+    "search": ["search"],
+    "spec": ["dumps", "explain", "load", "loads"],
+    "trec": ["read_docs", "read_qrels", "read_run", "read_topics", "write_run"],
+}
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [*sorted(_MODULE), "__version__", "collection", "QueryEncoder", "QueryVectors", "load_encoder", "EvaluationError", "FileFormatError", "FrameError", "IndexStateError", "MissingDependency", "PrfError", "PrfWarning", "SpecError", "compare", "evaluate", "render", "AveragePrf", "Docs", "Feedback", "Query", "RM3", "Rocchio", "RocchioTerms", "TermFeedback", "TextFeedback", "VectorFeedback", "original_query", "index_dense", "index_lucene", "index_vectors", "Compose", "Concatenate", "Cutoff", "Features", "Intersection", "Scale", "Sum", "Transformer", "Union", "BM25", "DenseRetriever", "Text", "Vectors", "search", "dumps", "explain", "load", "loads", "read_docs", "read_qrels", "read_run", "read_topics", "write_run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE:
+        raise AttributeError(f"module 'prf' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"prf.{_MODULE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE})

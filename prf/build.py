@@ -1,0 +1,164 @@
+"""Building indexes from documents: what ``prf index`` calls, and the way to do it from Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from prf import index, lucene
+from prf.encode import load_encoder, weights_digest
+from prf.frames import FloatArray
+from prf.index import OnEmpty, Similarity
+from prf.trec import PathLike, read_docs
+
+Documents = PathLike | Iterable[tuple[str, str]]
+"""A document file, an ``ir_datasets:`` name, or (docno, text) pairs."""
+
+
+def _documents(docs: Documents, fields: Sequence[str]) -> tuple[Iterable[tuple[str, str]], str]:
+    if isinstance(docs, (str, os.PathLike)):
+        return read_docs(docs, fields), os.fspath(docs)
+    return docs, ""
+
+
+def build_lucene(
+    path: PathLike,
+    docs: Documents,
+    *,
+    fields: Sequence[str] = (),
+    on_empty: OnEmpty = "error",
+    force: bool = False,
+    progress: bool = False,
+    threads: int = 0,
+    source: str = "",
+) -> dict[str, Any]:
+    """Builds a Lucene index for BM25 and term feedback; Pyserini opens the folder in place.
+
+    The folder appears only when it is complete. Analysis is Anserini's default English one.
+
+    Args:
+        path: The folder to make.
+        docs: What to index.
+        fields: JSON fields to join instead of ``text``, for a ``.jsonl`` file.
+        on_empty: A document without text: ``error``, ``skip`` it, or ``keep`` it.
+        force: Replace an index that is there.
+        progress: Show a bar on stderr.
+        threads: Java threads; 0 for all cores.
+        source: Where the documents come from, for the metadata; the file's name unless given.
+
+    Returns:
+        The index's metadata.
+    """
+    pairs, name = _documents(docs, fields)
+    return lucene.build(
+        path,
+        pairs,
+        on_empty=on_empty,
+        force=force,
+        progress=progress,
+        threads=threads,
+        source=source or name,
+    )
+
+
+def build_dense(
+    path: PathLike,
+    docs: Documents,
+    encoder: str,
+    *,
+    fields: Sequence[str] = (),
+    with_text: bool = False,
+    on_empty: OnEmpty = "error",
+    batch_size: int = 32,
+    device: str = "cpu",
+    force: bool = False,
+    progress: bool = False,
+    source: str = "",
+) -> dict[str, Any]:
+    """Encodes documents into a dense index; a build that was stopped goes on where it was.
+
+    Args:
+        path: The folder to make.
+        docs: What to index.
+        encoder: ``minilm``, a local folder, or a hub id of a sentence-transformers model.
+        fields: JSON fields to join instead of ``text``, for a ``.jsonl`` file.
+        with_text: Store the texts too, for `Text`.
+        on_empty: A document without text: ``error``, ``skip`` it, or ``keep`` it.
+        batch_size: Texts per forward pass.
+        device: ``cpu``, ``cuda``, ...
+        force: Replace an index that is there.
+        progress: Show a bar on stderr.
+        source: Where the documents come from, for the metadata; the file's name unless given.
+
+    Returns:
+        The index's metadata; ``truncated`` in its encoder part counts documents cut to the model's
+        length.
+    """
+    pairs, name = _documents(docs, fields)
+    model = load_encoder(encoder, device)
+    description = {**model.description, "weights_sha256": weights_digest(encoder)}
+    similarity: Similarity = "cosine" if description["similarity"] == "cosine" else "dot"
+
+    def encode(texts: Sequence[str]) -> FloatArray:
+        cut: list[int] = []
+        vectors = model.encode(
+            texts,
+            "document",
+            batch_size=batch_size,
+            truncated=lambda rows: cut.extend(rows.tolist()),
+        )
+        return vectors
+
+    return index.build(
+        path,
+        pairs,
+        encode,
+        encoder=description,
+        similarity=similarity,
+        with_text=with_text,
+        on_empty=on_empty,
+        force=force,
+        progress=progress,
+        source=source or name,
+    )
+
+
+def build_vectors(
+    path: PathLike,
+    vectors: PathLike | np.ndarray[Any, Any],
+    ids: PathLike | Sequence[str],
+    *,
+    similarity: Similarity = "dot",
+    encoder: str | None = None,
+    texts: Sequence[str] | None = None,
+    force: bool = False,
+    source: str = "",
+) -> dict[str, Any]:
+    """Builds a dense index from vectors that are there already.
+
+    Args:
+        path: The folder to make.
+        vectors: ``.npy`` file or array, (n, d) float16 or float32.
+        ids: Text file with one docno a line, or the docnos.
+        similarity: ``cosine`` stores vectors at length 1.
+        encoder: The model that made them, if known; queries of another are then refused.
+        texts: The documents' texts, to be stored for `Text`.
+        force: Replace an index that is there.
+        source: Where they come from, for the metadata.
+
+    Returns:
+        The index's metadata.
+    """
+    return index.build_from_vectors(
+        path,
+        vectors,
+        ids,
+        similarity=similarity,
+        encoder=None if encoder is None else {"model": encoder},
+        texts=texts,
+        force=force,
+        source=source or (os.fspath(vectors) if isinstance(vectors, (str, os.PathLike)) else ""),
+    )

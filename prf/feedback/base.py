@@ -1,0 +1,278 @@
+"""The scaffold of every feedback method: which documents, which queries, which columns.
+
+A method implements one function of one query and its feedback documents. Everything around it is
+here: the first ``fb_docs`` in canonical order, fewer where there are fewer; queries without results
+pass through unchanged; document columns end; errors name stage and query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from prf.errors import FrameError, PrfError
+from prf.frames import (
+    FloatArray,
+    IntArray,
+    ObjectArray,
+    column,
+    is_results,
+    missing_error,
+    need,
+    objects,
+    push_query,
+    queries_of,
+    query_columns,
+    ranked,
+    stack,
+)
+from prf.lucene import LuceneIndex
+from prf.lucene import open_index as open_lucene
+from prf.pipeline import Depth, Resource, Transformer
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query as a method sees it; a column that is not there is None."""
+
+    qid: str
+    text: str
+    vec: FloatArray | None = None
+    toks: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Docs:
+    """Feedback documents of one query, best first; what the method does not need is None.
+
+    ``scores`` is (n,) float64, larger is better; ``vecs`` (n, d) float32; ``texts`` (n,) str;
+    ``tf`` (n, v) float32, how often each of the v ``terms`` (ascending) occurs in each document.
+    """
+
+    docnos: ObjectArray
+    scores: npt.NDArray[np.float64]
+    vecs: FloatArray | None = None
+    texts: ObjectArray | None = None
+    terms: ObjectArray | None = None
+    tf: FloatArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.docnos)
+
+
+class Feedback(Transformer):
+    """Base of all feedback: a result frame in, a query frame out.
+
+    A subclass has a field ``fb_docs`` (how many of the first documents are used; 0 leaves the query
+    as it is) and, where it reads the end of the list too, says how far in `last_docs`.
+    """
+
+    fb_docs: Depth
+
+    needs = ("qid", "query", "docno", "score")
+
+    @property
+    def last_docs(self) -> int:
+        """How many of the last documents are read besides the first ``fb_docs``."""
+        return 0
+
+    @property
+    def depth(self) -> int | None:
+        return None if self.last_docs else self.fb_docs
+
+    def outputs(self, columns: Sequence[str]) -> list[str]:
+        missing = [name for name in self.needs if name not in columns]
+        if missing:
+            raise missing_error(missing, columns, repr(self))
+        kept = query_columns(columns)
+        return [*kept, *(name for name in self.gives if name not in kept)]
+
+    def apply(self, frame: pd.DataFrame, queries: pd.DataFrame | None = None) -> pd.DataFrame:
+        need(frame, self.needs, repr(self))
+        if not is_results(frame):
+            raise missing_error(["docno"], list(frame.columns), repr(self))
+        results = self._read(ranked(frame))
+        if queries is None:
+            queries = queries_of(frame)
+        queries = queries[query_columns(queries.columns)].reset_index(drop=True)
+        need(queries, [n for n in self.needs if n in query_columns(self.needs)], repr(self))
+        return self.run(results, queries)
+
+    def _read(self, results: pd.DataFrame) -> pd.DataFrame:
+        rank = results["rank"]
+        if not self.last_docs:
+            return results[rank < self.fb_docs].reset_index(drop=True)
+        size = results.groupby("qid", sort=False)["rank"].transform("size")
+        return results[(rank < self.fb_docs) | (rank >= size - self.last_docs)].reset_index(
+            drop=True
+        )
+
+    def run(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:  # type: ignore[override]
+        """Returns the new queries; ``frame`` holds the feedback documents in canonical order."""
+        raise NotImplementedError
+
+    def feedback(
+        self, frame: pd.DataFrame, queries: pd.DataFrame
+    ) -> Iterator[tuple[int, Query, Docs]]:
+        """Yields (row of the query, query, its documents) for queries that have any."""
+        position = {qid: row for row, qid in enumerate(queries["qid"])}
+        if self.fb_docs == 0 or len(frame) == 0:
+            return
+        qids = frame["qid"].to_numpy(dtype=object)
+        starts = np.flatnonzero(np.concatenate([[True], qids[1:] != qids[:-1]]))
+        stops = np.append(starts[1:], len(qids))
+        docnos = frame["docno"].to_numpy(dtype=object)
+        scores = frame["score"].to_numpy(dtype=np.float64)
+        vecs = stack(frame["doc_vec"], repr(self), docnos) if "doc_vec" in self.needs else None
+        texts = frame["text"].to_numpy(dtype=object) if "text" in self.needs else None
+        for start, stop in zip(starts, stops, strict=True):
+            row = position.get(qids[start])
+            if row is None:
+                raise FrameError(
+                    f"{self!r}: results hold qid {qids[start]!r}, which is not a query"
+                )
+            part = slice(start, stop)
+            yield (
+                row,
+                self._query(queries, row),
+                Docs(
+                    docnos[part],
+                    scores[part],
+                    None if vecs is None else vecs[part],
+                    None if texts is None else texts[part],
+                ),
+            )
+
+    def _query(self, queries: pd.DataFrame, row: int) -> Query:
+        def cell(name: str) -> object:
+            return queries[name].iat[row] if name in queries.columns else None
+
+        vec = cell("query_vec") if "query_vec" in self.needs else None
+        return Query(queries["qid"].iat[row], queries["query"].iat[row], vec, cell("query_toks"))  # type: ignore[arg-type]
+
+    def reformulated(self, query: Query, docs: Docs) -> object:
+        """Calls the method; an error names stage and query, with the original as its cause."""
+        try:
+            return self.reformulate(query, docs)
+        except PrfError:
+            raise
+        except Exception as error:
+            raise PrfError(
+                f"{self!r}, qid {query.qid!r}: {type(error).__name__}: {error}; "
+                "the method failed for this query"
+            ) from error
+
+    def reformulate(self, query: Query, docs: Docs) -> object:
+        """Returns the new query; ``docs`` has at least one document.
+
+        They are the first ``fb_docs`` or fewer; with `last_docs`, the last ones of the list follow
+        (in a short list a document may be both, and stands once).
+        """
+        raise NotImplementedError
+
+
+class VectorFeedback(Feedback):
+    """Feedback that returns a new dense vector; ``reformulate`` returns (d,)."""
+
+    needs = ("qid", "query", "query_vec", "docno", "score", "doc_vec")
+
+    def run(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
+        new = objects(stack(queries["query_vec"], repr(self), queries["qid"]))
+        for row, query, docs in self.feedback(frame, queries):
+            new[row] = self._checked(query, docs)
+        return queries.assign(query_vec=column(new))
+
+    def _checked(self, query: Query, docs: Docs) -> FloatArray:
+        where = f"{self!r}, qid {query.qid!r}"
+        if query.vec.shape != docs.vecs.shape[1:]:
+            raise FrameError(
+                f"{where}: the query vector has {len(query.vec)} numbers, the document vectors "
+                f"{docs.vecs.shape[1]}; take both from one encoder"
+            )
+        vec = np.asarray(self.reformulated(query, docs), dtype=np.float32)
+        if vec.shape != query.vec.shape or not np.isfinite(vec).all():
+            raise FrameError(
+                f"{where}: the new vector has shape {vec.shape} or is not finite; "
+                "check the weights and the vectors"
+            )
+        return vec
+
+
+class TermFeedback(Feedback):
+    """Feedback that returns weighted terms; ``reformulate`` returns ``{term: weight}``.
+
+    Term vectors come from ``index``, so the documents may come from any ranker. Where the frame has
+    no ``query_toks`` yet, the query is the analysed text with counts as weights.
+    """
+
+    index: str
+
+    gives = ("query_toks",)
+
+    def usable(self, terms: ObjectArray, df: IntArray, n_docs: int) -> npt.NDArray[np.bool_]:
+        """Tells which of the terms may be used, by spelling and document frequency."""
+        raise NotImplementedError
+
+    def resources(self) -> list[Resource]:
+        return [Resource("term vectors of Lucene index", self.index, self.index)]
+
+    def run(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
+        index = open_lucene(self.index)
+        queries = queries.assign(query_toks=query_terms(queries, index))
+        new = queries["query_toks"].to_numpy(dtype=object).copy()
+        if self.fb_docs > 0 and len(frame) > 0:
+            vectors = _TermCounts(self, index, frame["docno"].to_numpy(dtype=object))
+            for row, query, docs in self.feedback(frame, queries):
+                terms, tf = vectors.of(docs.docnos)
+                new[row] = self.reformulated(query, replace(docs, terms=terms, tf=tf))
+        return queries.assign(query_toks=column(new))
+
+
+def query_terms(queries: pd.DataFrame, index: LuceneIndex) -> pd.Series:
+    """Returns each query as weighted terms: ``query_toks`` if there, else its analysed text."""
+    if "query_toks" in queries.columns:
+        return queries["query_toks"]
+    return column(objects(index.analyze(list(queries["query"]))))
+
+
+class _TermCounts:
+    """Usable terms of all feedback documents of a batch, fetched from the index in one go."""
+
+    def __init__(self, stage: TermFeedback, index: LuceneIndex, docnos: ObjectArray) -> None:
+        unique = np.array(sorted(set(docnos)), dtype=object)
+        self._row = {docno: row for row, docno in enumerate(unique)}
+        vectors = index.term_vectors(index.docids(unique))
+        self._terms = np.array(vectors.vocabulary, dtype=object)
+        keep = stage.usable(self._terms, vectors.df, index.n_docs)
+        self._ptr, self._ids, self._tf = vectors.ptr, vectors.terms, vectors.tf
+        self._keep = keep
+
+    def of(self, docnos: ObjectArray) -> tuple[ObjectArray, FloatArray]:
+        """Returns (terms ascending (v,), counts (n, v) float32) of some documents."""
+        slices = [slice(*self._ptr[(r := self._row[d]) : r + 2]) for d in docnos]
+        ids = [self._ids[part][self._keep[self._ids[part]]] for part in slices]
+        counts = [self._tf[part][self._keep[self._ids[part]]] for part in slices]
+        vocabulary = np.unique(np.concatenate(ids))
+        vocabulary = vocabulary[np.argsort(self._terms[vocabulary], kind="stable")]
+        place = np.empty(len(self._terms), dtype=np.int64)
+        place[vocabulary] = np.arange(len(vocabulary))
+        tf = np.zeros((len(docnos), len(vocabulary)), dtype=np.float32)
+        for row, (own, count) in enumerate(zip(ids, counts, strict=True)):
+            tf[row, place[own]] = count
+        return self._terms[vocabulary], tf
+
+
+class TextFeedback(Feedback):
+    """Feedback that returns a new text; the old one moves to ``query_0``."""
+
+    needs = ("qid", "query", "docno", "score", "text")
+
+    def run(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
+        text = queries["query"].to_numpy(dtype=object).copy()
+        for row, query, docs in self.feedback(frame, queries):
+            text[row] = str(self.reformulated(query, docs))
+        return push_query(queries, text)

@@ -1,0 +1,394 @@
+"""Pipelines as YAML: one grammar, read and written, and ``explain``.
+
+    [A, B, C]                       A >> B >> C
+    Rocchio                         Rocchio()
+    {Rocchio: {fb_docs: 5}}         Rocchio(fb_docs=5)
+    {Cutoff: 50}, {Scale: 0.7}      % 50, * 0.7
+    {Sum: [A, B]}                   A + B (also Union, Intersection, Concatenate, Features)
+
+A file holds a pipeline alone, or a mapping with ``pipeline`` and optionally ``topics``, ``run``
+(``path``, ``tag``) and ``measures``. Only values that differ from the default are written.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import typing
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pyterrier as pt
+import yaml
+
+from prf.errors import FileFormatError, SpecError, did_you_mean, shorten
+from prf.pipeline import REGISTRY, Compose, Transformer, _hints, _Nary
+from prf.trec import PathLike, read_lines
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, refusing a key given twice."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {key!r} is given twice", key_node.start_mark
+            )
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _parse(text: str, name: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}:{mark.line + 1}" if mark else name
+        problem = getattr(error, "problem", None) or str(error)
+        raise SpecError(f"{where}: not YAML: {problem}") from error
+
+
+# Reading
+
+
+def from_spec(spec: Any, where: str = "pipeline") -> Transformer:
+    """Builds a pipeline from parsed YAML.
+
+    Args:
+        spec: A list of stages, a stage name, or a mapping of one stage name to its arguments.
+        where: Position for messages.
+
+    Raises:
+        SpecError: For an unknown stage or argument (with the nearest known one), or a wrong type.
+    """
+    if isinstance(spec, list):
+        if not spec:
+            raise SpecError(f"{where}: an empty list; name at least one stage")
+        stages = [from_spec(item, f"{where}[{i}]") for i, item in enumerate(spec)]
+        return stages[0] if len(stages) == 1 else Compose(tuple(stages))
+    if isinstance(spec, str):
+        name, value = spec, None
+    elif isinstance(spec, dict) and len(spec) == 1:
+        name, value = next(iter(spec.items()))
+    else:
+        raise SpecError(
+            f"{where}: expected a stage such as 'Rocchio' or 'Rocchio: {{fb_docs: 3}}', "
+            f"found {shorten(spec)}"
+        )
+    cls = _stage_class(name, where)
+    if cls.spec_form == "list":
+        if not isinstance(value, list):
+            raise SpecError(f"{where}: {name} takes a list of stages, not {shorten(value)}")
+        parts = tuple(from_spec(item, f"{where}[{i}]") for i, item in enumerate(value))
+        return _build(cls, {"stages": parts}, where)
+    if cls.spec_form == "scalar" and not isinstance(value, dict):
+        return _build(cls, {fields(cls)[0].name: value}, where)  # type: ignore[arg-type]
+    if value is None:
+        value = {}
+    if not isinstance(value, dict):
+        raise SpecError(
+            f"{where}: {name} takes its arguments by name, as in '{name}: "
+            f"{{{_signature(cls).split(':')[0] or 'argument'}: ...}}', not {shorten(value)}"
+        )
+    return _build(cls, value, where)
+
+
+def _stage_class(name: Any, where: str) -> type[Transformer]:
+    _register_all()
+    if not isinstance(name, str) or name not in REGISTRY:
+        hint = did_you_mean(str(name), REGISTRY)
+        raise SpecError(f"{where}: no stage named {name!r}{hint or '; see `prf stages`'}")
+    return REGISTRY[name]
+
+
+def _register_all() -> None:
+    """Imports the modules that define stages; none of them loads anything heavy."""
+    for module in ("encode", "feedback", "retrieve"):
+        importlib.import_module(f"prf.{module}")
+
+
+def _signature(cls: type[Transformer]) -> str:
+    parts = []
+    hints = _hints(cls)
+    for item in fields(cls):  # type: ignore[arg-type]
+        hint = hints[item.name]
+        hint = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+        shown = getattr(hint, "__name__", str(hint).replace("typing.", ""))
+        shown = str(hint) if typing.get_origin(hint) else shown
+        shown = shown.replace("typing.", "")
+        default = "" if item.default is MISSING else f" = {item.default!r}"
+        parts.append(f"{item.name}: {shown}{default}")
+    return ", ".join(parts)
+
+
+def _build(cls: type[Transformer], arguments: Mapping[Any, Any], where: str) -> Transformer:
+    hints = _hints(cls)
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+    values = {}
+    for name, value in arguments.items():
+        if name not in known:
+            hint = did_you_mean(str(name), known)
+            raise SpecError(
+                f"{where}: {cls.__name__} has no argument {name!r}{hint}; "
+                f"signature is {cls.__name__}({_signature(cls)})"
+            )
+        if _takes_stage(hints[name]) and not isinstance(value, pt.Transformer):
+            value = None if value is None else from_spec(value, f"{where}.{name}")
+        values[name] = value
+    for name, item in known.items():
+        if name not in values and item.default is MISSING:
+            raise SpecError(
+                f"{where}: {cls.__name__} needs '{name}'; "
+                f"signature is {cls.__name__}({_signature(cls)})"
+            )
+    try:
+        return cls(**values)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from error
+
+
+def _takes_stage(hint: Any) -> bool:
+    options = typing.get_args(hint) or (hint,)
+    return any(
+        isinstance(option, type) and issubclass(option, pt.Transformer) for option in options
+    )
+
+
+@dataclass(frozen=True)
+class PipelineFile:
+    """What a pipeline file says: the pipeline, and optionally what to run it on."""
+
+    pipeline: Transformer
+    topics: str | None = None
+    run: str | None = None
+    tag: str | None = None
+    measures: tuple[str, ...] = ()
+
+
+_KEYS = ("pipeline", "topics", "run", "measures")
+
+
+def read_pipeline(path: PathLike) -> PipelineFile:
+    """Reads a pipeline file.
+
+    Raises:
+        FileFormatError: If the file is missing or empty.
+        SpecError: If it is not YAML or not a pipeline; names file and line or position.
+    """
+    name = os.fspath(path)
+    spec = _parse("\n".join(line for _, line in read_lines(name, "pipeline")), name)
+    if spec is None:
+        raise FileFormatError(f"pipeline file '{name}' holds only comments")
+    try:
+        if not (isinstance(spec, dict) and (len(spec) != 1 or "pipeline" in spec)):
+            return PipelineFile(from_spec(spec))
+        unknown = [key for key in spec if key not in _KEYS]
+        if unknown or "pipeline" not in spec:
+            found = unknown[0] if unknown else "nothing"
+            raise SpecError(
+                f"top level holds {found!r}; allowed are {', '.join(_KEYS)}, and 'pipeline' is needed"
+                f"{did_you_mean(str(found), _KEYS)}"
+            )
+        run = spec.get("run") or {}
+        if isinstance(run, str):
+            run = {"path": run}
+        if not isinstance(run, dict) or set(run) - {"path", "tag"}:
+            raise SpecError(f"run is {shorten(run)}; write a path, or path: and tag:")
+        measures = spec.get("measures") or []
+        measures = [measures] if isinstance(measures, str) else measures
+        for key, value in (("topics", spec.get("topics")), *run.items()):
+            if value is not None and not isinstance(value, str):
+                raise SpecError(f"{key} is {shorten(value)}; it must be text (quote it)")
+        if not isinstance(measures, list) or not all(isinstance(m, str) for m in measures):
+            raise SpecError(f"measures is {shorten(measures)}; write a list of names")
+        return PipelineFile(
+            from_spec(spec["pipeline"]),
+            spec.get("topics"),
+            run.get("path"),
+            run.get("tag"),
+            tuple(measures),
+        )
+    except SpecError as error:
+        raise SpecError(f"{name}: {error}") from error
+
+
+def load(source: PathLike) -> Transformer:
+    """Returns the pipeline of a YAML file; see `read_pipeline`."""
+    return read_pipeline(source).pipeline
+
+
+def loads(text: str) -> Transformer:
+    """Returns the pipeline written as YAML text.
+
+    >>> loads("[{Scale: 0.7}, {Cutoff: 50}]")
+    Scale(0.7) >> Cutoff(50)
+    """
+    return from_spec(_parse(text, "pipeline"))
+
+
+# Writing
+
+
+def to_spec(pipeline: pt.Transformer, defaults: bool = False) -> Any:
+    """Returns the pipeline as plain lists, mappings and numbers; the inverse of `from_spec`.
+
+    Args:
+        pipeline: Any pipeline of registered stages.
+        defaults: Write every argument, also those at their default.
+
+    Raises:
+        SpecError: For a stage of another package, which has no YAML form.
+    """
+    if not isinstance(pipeline, Transformer):
+        raise SpecError(f"{pipeline!r} has no YAML form; only this package's stages do")
+    name = type(pipeline).__name__
+    if isinstance(pipeline, _Nary):
+        parts = []
+        for i, stage in enumerate(pipeline.stages):
+            try:
+                parts.append(to_spec(stage, defaults))
+            except SpecError as error:
+                raise SpecError(f"stage {i}, {error}") from error
+        return parts if isinstance(pipeline, Compose) else {name: parts}
+    values = {}
+    for item in fields(pipeline):  # type: ignore[arg-type]
+        value = getattr(pipeline, item.name)
+        if defaults or item.default is MISSING or value != item.default:
+            if isinstance(value, pt.Transformer):
+                value = to_spec(value, defaults)
+            elif isinstance(value, tuple):
+                value = list(value)
+            values[item.name] = value
+    if pipeline.spec_form == "scalar":
+        return {name: next(iter(values.values()))}
+    return {name: values} if values else name
+
+
+def dumps(pipeline: pt.Transformer, defaults: bool = False) -> str:
+    """Returns the pipeline as YAML text: ``loads(dumps(p)) == p``."""
+    return yaml.safe_dump(to_spec(pipeline, defaults), sort_keys=False, allow_unicode=True)
+
+
+def override(pipeline: Transformer, settings: Sequence[str]) -> Transformer:
+    """Returns the pipeline with some arguments replaced.
+
+    Args:
+        pipeline: The pipeline.
+        settings: ``POSITION.argument=value``, the position as ``explain`` prints it (``1.fb_docs=5``;
+            inside an operator ``0.1.k=10``); the value is read as YAML.
+
+    Raises:
+        SpecError: For a position or argument that is not there, or a wrong value.
+    """
+    for setting in settings:
+        path, sign, text = setting.partition("=")
+        steps = path.strip().split(".")
+        if not sign or len(steps) < 2:
+            raise SpecError(
+                f"--set {setting!r}: write POSITION.argument=value, such as 1.fb_docs=5"
+            )
+        pipeline = _replaced(pipeline, steps, _parse(text, f"--set {setting}"), setting)
+    return pipeline
+
+
+def _replaced(stage: pt.Transformer, steps: list[str], value: Any, setting: str) -> Any:
+    head, rest = steps[0], steps[1:]
+    if head.isdigit():
+        number = int(head)
+        stages = stage.stages if isinstance(stage, _Nary) else (stage,)
+        if number >= len(stages) or not rest:
+            raise SpecError(
+                f"--set {setting!r}: there is no stage {head} here; "
+                f"positions are 0 to {len(stages) - 1}, see `prf explain`"
+            )
+        new = _replaced(stages[number], rest, value, setting)
+        if not isinstance(stage, _Nary):
+            return new
+        return replace(stage, stages=(*stages[:number], new, *stages[number + 1 :]))
+    if not isinstance(stage, Transformer) or isinstance(stage, _Nary):
+        raise SpecError(f"--set {setting!r}: {stage!r} has no arguments; give a position first")
+    if rest:
+        inner = getattr(stage, head, None)
+        if not isinstance(inner, pt.Transformer):
+            raise SpecError(f"--set {setting!r}: {type(stage).__name__}.{head} is not a stage")
+        value = _replaced(inner, rest, value, setting)
+    values = {item.name: getattr(stage, item.name) for item in fields(stage)}  # type: ignore[arg-type]
+    return _build(type(stage), {**values, head: value}, f"--set {setting!r}")
+
+
+# Explaining
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage of `explain`: where it stands, what it does to the columns, what it opens."""
+
+    position: str
+    stage: str
+    columns_in: tuple[str, ...]
+    columns_out: tuple[str, ...]
+    resources: tuple[str, ...]
+    note: str = ""
+
+
+def explain(pipeline: Transformer, columns: Sequence[str] = ("qid", "query")) -> list[Step]:
+    """Returns what each stage needs and gives, and what it would open; opens nothing.
+
+    Args:
+        pipeline: The pipeline.
+        columns: Columns of the input frame.
+
+    Raises:
+        FrameError: If a stage lacks a column; names the stage and who provides it.
+    """
+    return _explain(pipeline, list(columns), "")
+
+
+def _explain(pipeline: pt.Transformer, columns: list[str], prefix: str) -> list[Step]:
+    stages = pipeline.stages if isinstance(pipeline, Compose) else (pipeline,)
+    running = pipeline.trimmed() if isinstance(pipeline, Compose) else stages
+    if isinstance(pipeline, Transformer):
+        pipeline.outputs(columns)  # the check, with positions in its message
+    steps: list[Step] = []
+    for number, (stage, runs) in enumerate(zip(stages, running, strict=True)):
+        position = f"{prefix}{number}"
+        given = (
+            stage.outputs(columns)
+            if isinstance(stage, Transformer)
+            else list(pt.inspect.transformer_outputs(stage, columns))
+        )
+        operator = isinstance(stage, _Nary)
+        resources = stage.resources() if isinstance(stage, Transformer) and not operator else []
+        note = f"runs as {runs!r}: later stages read no deeper" if runs != stage else ""
+        name = type(stage).__name__ if operator else repr(stage)
+        steps.append(
+            Step(position, name, tuple(columns), tuple(given), tuple(map(str, resources)), note)
+        )
+        if operator:
+            for i, inner in enumerate(stage.stages):
+                steps.extend(_explain(inner, columns, f"{position}.{i}."))
+        columns = given
+    return steps
+
+
+def shipped(name: str = "") -> Path:
+    """Returns the folder of pipelines shipped with the package, or one file in it.
+
+    Raises:
+        FileFormatError: If there is no such file.
+    """
+    here = Path(__file__).parent
+    folder = here / "pipelines" if (here / "pipelines").is_dir() else here.parent / "pipelines"
+    path = folder / name if name else folder
+    if not path.exists():
+        raise FileFormatError(f"no shipped pipeline '{name}' in '{folder}'")
+    return path
