@@ -101,7 +101,7 @@ _HOME = {
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = [*sorted(_MODULE), "__version__", "collection", "QueryEncoder", "QueryVectors", "load_encoder", "EvaluationError", "FileFormatError", "FrameError", "IndexStateError", "MissingDependency", "PrfError", "PrfWarning", "SpecError", "compare", "evaluate", "render", "AveragePrf", "Docs", "Feedback", "Query", "RM3", "Rocchio", "RocchioTerms", "TermFeedback", "TextFeedback", "VectorFeedback", "original_query", "index_dense", "index_lucene", "index_vectors", "Compose", "Concatenate", "Cutoff", "Features", "Intersection", "Scale", "Sum", "Transformer", "Union", "BM25", "DenseRetriever", "Text", "Vectors", "search", "dumps", "explain", "load", "loads", "read_docs", "read_qrels", "read_run", "read_topics", "write_run"]
+__all__ = ["__version__", *sorted(_MODULE)]
 
 
 def __getattr__(name: str) -> Any:

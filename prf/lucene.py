@@ -458,6 +458,11 @@ class _Caller:
                 f"{self.where} was written by {age} Lucene than this one can read ({detail}); "
                 "rebuild it with `prf index`"
             )
+        if name == "InvalidPathException":
+            return SpecError(
+                f"{self.where}: Java cannot write this name in the locale that it was started in; "
+                "set LC_ALL=C.UTF-8, or choose a name in ASCII"
+            )
         if name == "IllegalStateException":
             return PrfError(f"{self.where}: {error.innermessage}")
         return IndexStateError(

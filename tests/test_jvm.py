@@ -95,6 +95,7 @@ def test_no_usable_java_is_one_error_that_names_what_was_found(
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(runtime(tmp_path / "java", "17.0.15")))
     assert jvm.find_java() is None
+    assert jvm.too_old().startswith("; found Java 17.0.15 in JAVA_HOME=")
     with pytest.raises(MissingDependency, match=r"found Java 17\.0\.15 in JAVA_HOME.*pip install"):
         jvm.start()
 
@@ -117,12 +118,15 @@ def test_index_and_search_write_nothing_to_the_terminal(tmp_path: Path) -> None:
 def test_start_leaves_environment_and_ctrl_c_alone(tmp_path: Path) -> None:
     code = """
         import os, signal, sys, threading
+        import locale
         before = dict(os.environ)
+        language = locale.setlocale(locale.LC_ALL)
         from prf import jvm
         threads = [threading.Thread(target=jvm.start) for _ in range(4)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
         assert dict(os.environ) == before
+        assert locale.setlocale(locale.LC_ALL) == language
         assert "pyserini" not in sys.modules and "pyterrier" not in sys.modules
         try:
             os.kill(os.getpid(), signal.SIGINT)
@@ -179,3 +183,9 @@ def test_class_path_and_options_of_others_are_kept(tmp_path: Path) -> None:
         print(system.getProperty("prf.test"), "/somewhere" in system.getProperty("java.class.path"))
     """
     assert run(code, tmp_path / "x").stdout == "7 True\n"
+
+
+@pytest.mark.java
+def test_any_path_works_under_the_c_locale(tmp_path: Path) -> None:
+    done = run(BUILD_AND_SEARCH, tmp_path / "ünï 索引 😀", LC_ALL="C")
+    assert (done.returncode, done.stderr) == (0, "")
