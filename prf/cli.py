@@ -5,27 +5,47 @@ Data goes to stdout, talk to stderr. Exit codes are those of `prf.errors`; 130 a
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import os
+import signal
 import sys
+import traceback
 import warnings
+from collections.abc import Callable
+from functools import partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
-from prf.errors import FileFormatError, PrfError, PrfWarning, SpecError
+from prf.errors import (
+    EvaluationError,
+    FileFormatError,
+    PrfError,
+    PrfWarning,
+    SpecError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from prf.demo import Example
     from prf.evaluate import Comparison, Evaluation
     from prf.pipeline import Transformer
+    from prf.search import Outcome
+
+# typer's errors of use are click's, or of a copy of click that newer versions carry.
+_UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 app = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Retrieval with pseudo-relevance feedback: index, search, evaluate, explain.",
+    rich_markup_mode=None,
+    help="Retrieval with pseudo-relevance feedback. Start with `prf demo`.",
+    epilog="Errors are one line; set PRF_DEBUG=1 to see the traceback.",
 )
 
 Progress = Annotated[
@@ -34,19 +54,30 @@ Progress = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Replace an argument, as in 1.fb_docs=5; positions as in explain."),
+    typer.Option(
+        "--set",
+        metavar="SETTING",
+        help="Replace an argument: 1.fb_docs=5 for that of stage 1, as `prf explain` counts; "
+        "repeatable.",
+    ),
 ]
 Import = Annotated[
     list[Path] | None,
-    typer.Option("--import", help="Python file with stages of your own, run before anything else."),
+    typer.Option(
+        "--import", metavar="FILE", help="Python file with stages of your own; repeatable."
+    ),
 ]
 Measure = Annotated[
     list[str] | None,
     typer.Option(
-        "--measure", "-m", help="ir-measures name or preset (dl19, dl20, msmarco-dev); repeatable."
+        "--measure",
+        "-m",
+        metavar="NAME",
+        help="Measure, such as nDCG@10 or AP(rel=2), or preset: dl19, dl20, msmarco-dev; "
+        "repeatable.",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 
 def _shows(progress: bool | None) -> bool:
@@ -57,12 +88,16 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def _many(n: int, one: str, more: str) -> str:
+    return f"{n:,} {one if n == 1 else more}"
+
+
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--dir", help="Where indexes and runs go.")] = Path("."),
     progress: Progress = None,
 ) -> None:
-    """Run the main job on the embedded collection: index, search, compare."""
+    """Index, search and compare on a small collection."""
     from prf.demo import run_demo
     from prf.evaluate import render
 
@@ -76,9 +111,7 @@ def demo(
 def _print_example(example: Example) -> None:
     print(f'\n{example.qid} "{example.query}": nDCG@10 {example.before:.3f} -> {example.after:.3f}')
     for move in example.moves:
-        before, after = (
-            "out" if rank is None else str(rank) for rank in (move.before, move.after)
-        )
+        before, after = ("out" if rank is None else str(rank) for rank in (move.before, move.after))
         text = move.text if len(move.text) <= 60 else move.text[:59] + "…"
         print(f"  {before:>3} -> {after:>3}  grade {move.grade}  {move.docno:<13} {text}")
 
@@ -92,59 +125,67 @@ def index(
     ] = None,
     encoder: Annotated[
         str | None,
-        typer.Option(help="Build a dense index with this model (minilm, folder, hub id)."),
+        typer.Option(help="Dense index with this model: minilm, a folder, or a hub id."),
     ] = None,
     vectors: Annotated[
-        Path | None, typer.Option(help="Build a dense index from this .npy file.")
+        Path | None, typer.Option(help="Dense index of the rows of this .npy file.")
     ] = None,
     ids: Annotated[Path | None, typer.Option(help="Docnos of --vectors, one a line.")] = None,
     field: Annotated[
-        list[str] | None, typer.Option(help="JSON field to index instead of text; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="JSON field to index instead of text; repeatable."),
     ] = None,
-    with_text: Annotated[bool, typer.Option(help="Store texts in a dense index too.")] = False,
-    on_empty: Annotated[str, typer.Option(help="Documents without text: error, skip, keep.")] = "error",
+    with_text: Annotated[
+        bool, typer.Option("--with-text", help="Store the texts in a dense index too.")
+    ] = False,
+    on_empty: Annotated[
+        str, typer.Option(help="Documents without text: error, skip or keep.")
+    ] = "error",
     similarity: Annotated[str, typer.Option(help="For --vectors: dot or cosine.")] = "dot",
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 32,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    device: Annotated[str, typer.Option(help="For --encoder: cpu, cuda, cuda:1, ...")] = "cpu",
     force: Force = False,
     progress: Progress = None,
 ) -> None:
-    """Build an index: Lucene for BM25, or dense with --encoder or --vectors."""
+    """Build an index: Lucene, or dense."""
     from prf.build import build_dense, build_lucene, build_vectors
 
     if (vectors is None) != (ids is None):
         raise SpecError("--vectors and --ids belong together; give both or neither")
-    if vectors is not None and ids is not None:
-        if docs is not None or with_text or field:
-            raise SpecError("--vectors takes neither documents nor texts; leave --docs out")
-        meta = build_vectors(
-            path, vectors, ids, similarity=similarity, encoder=encoder, force=force  # type: ignore[arg-type]
-        )
-    elif docs is None:
-        raise SpecError("nothing to index: give --docs FILE, or --vectors and --ids")
+    if vectors is None and docs is None:
+        raise SpecError("nothing to index: give --docs, or --vectors and --ids")
+    own = {
+        "--docs": (docs is not None, "docs"),
+        "--field": (bool(field), "docs"),
+        "--on-empty": (on_empty != "error", "docs"),
+        "--with-text": (with_text, "dense"),
+        "--batch-size": (batch_size != 32, "dense"),
+        "--device": (device != "cpu", "dense"),
+        "--similarity": (similarity != "dot", "vectors"),
+    }
+    build: Callable[..., dict[str, Any]]
+    documents = {"fields": field or (), "on_empty": on_empty, "progress": _shows(progress)}
+    if vectors is not None:
+        _refuse(own, ("vectors",), "for an index from --vectors")
+        build = partial(build_vectors, path, vectors, ids, similarity=similarity, encoder=encoder)  # type: ignore[arg-type]
     elif encoder is not None:
-        meta = build_dense(
-            path,
-            docs,
-            encoder,
-            fields=field or (),
-            with_text=with_text,
-            on_empty=on_empty,  # type: ignore[arg-type]
-            batch_size=batch_size,
-            device=device,
-            force=force,
-            progress=_shows(progress),
-        )
+        _refuse(own, ("docs", "dense"), "with --encoder")
+        dense = {"with_text": with_text, "batch_size": batch_size, "device": device}
+        build = partial(build_dense, path, docs, encoder, **dense, **documents)  # type: ignore[arg-type]
     else:
-        meta = build_lucene(
-            path,
-            docs,
-            fields=field or (),
-            on_empty=on_empty,  # type: ignore[arg-type]
-            force=force,
-            progress=_shows(progress),
-        )
-    _say(f"{meta['kind']} index '{path}': {meta['documents']:,} documents, {meta['empty_documents']:,} empty")
+        _refuse(own, ("docs",), "for a Lucene index; --encoder makes a dense one")
+        build = partial(build_lucene, path, docs, **documents)  # type: ignore[arg-type]
+    meta = build(force=force)
+    kind = "Lucene" if meta["kind"] == "lucene" else meta["kind"]
+    empty = f", {meta['empty_documents']:,} without text" if meta["empty_documents"] else ""
+    _say(f"{kind} index '{path}': {_many(meta['documents'], 'document', 'documents')}{empty}")
+
+
+def _refuse(own: dict[str, tuple[bool, str]], kinds: tuple[str, ...], where: str) -> None:
+    """Refuses options that would do nothing."""
+    for name, (given, kind) in own.items():
+        if given and kind not in kinds:
+            raise SpecError(f"{name} has no meaning {where}; leave it out")
 
 
 @app.command()
@@ -152,21 +193,26 @@ def search(
     pipeline: Annotated[Path, typer.Option("--pipeline", "-p", help="Pipeline file (YAML).")],
     topics: Annotated[str | None, typer.Option(help="Topics file, or ir_datasets:NAME.")] = None,
     run: Annotated[Path | None, typer.Option(help="Run file to write, also .gz.")] = None,
-    query: Annotated[str | None, typer.Option(help="One query instead of --topics and --run.")] = None,
+    query: Annotated[
+        str | None, typer.Option(help="Print the results of this one query instead.")
+    ] = None,
     show: Annotated[int, typer.Option(min=1, help="With --query: how many results.")] = 10,
     qrels: Annotated[str | None, typer.Option(help="Judgments: print measures at the end.")] = None,
     measure: Measure = None,
     set_: Set = None,
-    tag: Annotated[str | None, typer.Option(help="Last column of the run.")] = None,
+    tag: Annotated[
+        str | None, typer.Option(help="Last column of the run; default: the pipeline's name.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Queries per batch.")] = 500,
     force: Force = False,
-    reuse: Annotated[bool, typer.Option(help="Keep a run made in just this way.")] = False,
+    reuse: Annotated[
+        bool, typer.Option("--reuse", help="Keep an existing run if it was made in just this way.")
+    ] = False,
     import_: Import = None,
     progress: Progress = None,
 ) -> None:
     """Run topics, or one query, through a pipeline."""
-    from prf.evaluate import evaluate as measure_run
-    from prf.evaluate import parse_measures, render
+    from prf.evaluate import parse_measures
     from prf.search import search as search_topics
     from prf.spec import override, read_pipeline
     from prf.trec import read_qrels, read_topics
@@ -175,47 +221,64 @@ def search(
     file = read_pipeline(pipeline)
     stages = override(file.pipeline, set_ or ())
     if query is not None:
+        if topics or run or qrels:
+            raise SpecError("--query prints results; leave --topics, --run and --qrels out")
         _print_results(stages, query, show)
         return
-    topics = topics or file.topics
-    if run is None and file.run is not None:
-        run = Path(file.run)
+    if measure and qrels is None:
+        raise SpecError("--measure needs --qrels, the judgments to measure against")
+    topics = file.topics if topics is None else topics
+    run = Path(file.run) if run is None and file.run is not None else run
     if topics is None or run is None:
         raise SpecError("give --topics and --run (here or in the pipeline file), or --query")
-    measures = list(measure or file.measures or ("default",))
     # What can fail is read before the long work.
     frame = read_topics(topics)
     judged = None if qrels is None else read_qrels(qrels)
+    measures = list(measure or file.measures or ("default",))
     parse_measures(measures)
+    if judged is not None and not set(judged["qid"]) & set(frame["qid"]):
+        raise EvaluationError(f"judgments '{qrels}' and topics '{topics}' share no qid")
+    given = next((name for name in (tag, file.tag) if name is not None), pipeline.stem)
     outcome = search_topics(
         stages,
         frame,
         run,
-        tag=tag or file.tag or pipeline.stem,
+        tag=given,
         batch_size=batch_size,
         force=force,
         reuse=reuse,
         progress=_shows(progress),
     )
+    _report(outcome, frame, judged, measures)
+
+
+def _report(
+    outcome: Outcome, topics: pd.DataFrame, judged: pd.DataFrame | None, measures: list[str]
+) -> None:
+    """Tells what a search wrote, and measures it."""
+    from prf.evaluate import evaluate as measure_run
+    from prf.evaluate import render
+
     counts = outcome.record["counts"]
-    done = "kept" if outcome.reused else "written"
+    how = "kept as it is" if outcome.reused else f"{outcome.record['seconds']['total']:.2f} s"
     _say(
-        f"{counts['queries']} queries, {counts['results']:,} results {done} in '{outcome.run}' "
-        f"({outcome.record['seconds']['total']:.2f} s)"
+        f"run '{outcome.run}': {_many(counts['queries'], 'query', 'queries')}, "
+        f"{_many(counts['results'], 'result', 'results')}, {how}"
     )
     if judged is not None:
-        if counts["results"] == 0:
-            raise FileFormatError(f"run '{run}' holds no results, so there is nothing to measure")
-        print(render(measure_run(outcome.run, judged, measures, topics=frame)))
+        # A run file without lines cannot be told from a broken one, so none is read.
+        run = outcome.run if counts["results"] else topics.head(0).assign(docno="", score=0.0)
+        name = outcome.record["tag"]
+        print(render(measure_run(run, judged, measures, topics=topics, name=name)))
 
 
 def _print_results(stages: Transformer, query: str, show: int) -> None:
     from prf.search import single
 
-    results = single(stages, query)
-    for row in results.head(show).itertuples():
-        text = f"  {row.text[:80]}" if hasattr(row, "text") else ""
-        print(f"{row.rank + 1}\t{row.docno}\t{row.score:.4f}{text}")
+    results = single(stages, query).head(show)
+    for row in results.to_dict("records"):
+        text = f"  {' '.join(row['text'].split())[:80]}" if "text" in row else ""
+        print(f"{row['rank'] + 1}\t{row['docno']}\t{row['score']:.4f}{text}")
 
 
 @app.command()
@@ -226,23 +289,33 @@ def evaluate(
     baseline: Annotated[
         str | None, typer.Option(help="Compare with this run (its name without suffix).")
     ] = None,
-    test: Annotated[str, typer.Option(help="t, wilcoxon or randomisation.")] = "t",
-    correction: Annotated[str, typer.Option(help="holm, bonferroni or none.")] = "holm",
-    topics: Annotated[str | None, typer.Option(help="Count only these queries.")] = None,
-    format_: Annotated[str, typer.Option("--format", help="text, markdown, csv, json.")] = "text",
-    per_query: Annotated[bool, typer.Option("--per-query", "-q")] = False,
+    test: Annotated[str, typer.Option(help="With --baseline: t, wilcoxon or randomisation.")] = "t",
+    correction: Annotated[
+        str, typer.Option(help="With --baseline: holm, bonferroni or none.")
+    ] = "holm",
+    topics: Annotated[str | None, typer.Option(help="Topics file: count only its queries.")] = None,
+    format_: Annotated[str, typer.Option("--format", help="text, markdown, csv or json.")] = "text",
+    per_query: Annotated[
+        bool, typer.Option("--per-query", "-q", help="Add the values of every query.")
+    ] = False,
 ) -> None:
     """Measure run files against judgments, and compare them."""
-    from prf.evaluate import compare, render
+    from prf.evaluate import Correction, Format, Test, compare, render
     from prf.evaluate import evaluate as measure_run
+    from prf.pipeline import check_value
     from prf.trec import read_qrels, read_topics
 
+    if baseline is None and (test, correction) != ("t", "holm"):
+        raise SpecError("--test and --correction need --baseline, the run to compare with")
+    check_value(test, Test, "--test")
+    check_value(correction, Correction, "--correction")
+    check_value(format_, Format, "--format")
     judged = read_qrels(qrels)
     limit = None if topics is None else read_topics(topics)
     names = measure or ["default"]
     systems = [measure_run(run, judged, names, topics=limit) for run in runs]
     value: Comparison | list[Evaluation] = systems
-    if len(systems) > 1 and baseline is not None:
+    if baseline is not None:
         value = compare(systems, baseline, test=test, correction=correction)  # type: ignore[arg-type]
     print(render(value, format_, per_query))  # type: ignore[arg-type]
 
@@ -253,19 +326,30 @@ def explain(
     set_: Set = None,
     import_: Import = None,
     query: Annotated[
-        str | None, typer.Option(help="Also run this query and show what each stage does.")
+        str | None, typer.Option(help="Also run this query and show what each stage does to it.")
     ] = None,
     qid: Annotated[str | None, typer.Option(help="The same for a query of --topics.")] = None,
-    topics: Annotated[str | None, typer.Option(help="Where --qid is looked up.")] = None,
+    topics: Annotated[
+        str | None, typer.Option(help="Where --qid is looked up; default: the pipeline file's.")
+    ] = None,
 ) -> None:
-    """Show what each stage needs, gives and would open, without opening it."""
+    """Show the stages, or what they do to a query."""
+    from prf.search import trace
     from prf.spec import explain as explain_pipeline
     from prf.spec import override, read_pipeline
 
     _import(import_)
-    stages = override(read_pipeline(pipeline).pipeline, set_ or ())
+    file = read_pipeline(pipeline)
+    stages = override(file.pipeline, set_ or ())
+    if query is not None and (qid or topics):
+        raise SpecError("--query is the text of one; leave --qid and --topics out")
+    if qid is not None:
+        query = _look_up(qid, file.topics if topics is None else topics)
+    elif topics is not None:
+        raise SpecError("--topics needs --qid, the query to run")
+    steps = explain_pipeline(stages)
     print(repr(stages))
-    for step in explain_pipeline(stages):
+    for step in steps:
         indent = "  " * step.position.count(".")
         print(f"\n{indent}[{step.position}] {step.stage}")
         print(f"{indent}    in:  {', '.join(step.columns_in)}")
@@ -274,12 +358,9 @@ def explain(
             print(f"{indent}    opens {line}")
         if step.note:
             print(f"{indent}    {step.note}")
-    if qid is not None:
-        query = _look_up(qid, topics)
     if query is not None:
-        from prf.search import trace
-
-        for line in trace(stages, query):
+        print(f"\nquery: {query}")
+        for line in trace(stages, query, qid or "1"):
             print(line)
 
 
@@ -291,15 +372,30 @@ def _look_up(qid: str, topics: str | None) -> str:
     frame = read_topics(topics)
     found = frame.loc[frame["qid"] == qid, "query"]
     if found.empty:
-        raise SpecError(f"topics '{topics}' hold no qid {qid!r}")
+        raise SpecError(f"topics '{topics}' hold no qid {qid!r}{did_you_mean(qid, frame['qid'])}")
     return str(found.iloc[0])
 
 
 @app.command()
+def stages(import_: Import = None) -> None:
+    """List the stages that a pipeline may hold."""
+    from prf.pipeline import REGISTRY
+    from prf.spec import _register_all, _signature
+
+    _import(import_)
+    _register_all()
+    for name, stage in sorted(REGISTRY.items()):
+        print(f"{name}: [...]" if stage.spec_form == "list" else f"{name}({_signature(stage)})")
+        print(f"    {(stage.__doc__ or '').strip().partition(chr(10))[0]}")
+
+
+@app.command()
 def check(
-    index: Annotated[Path | None, typer.Option(help="Also recompute this index's checksums.")] = None,
+    index: Annotated[
+        Path | None, typer.Option(help="Also verify this index: recompute its checksums.")
+    ] = None,
 ) -> None:
-    """Report versions, extras, Java, GPU and folders, and what to do about each gap."""
+    """Report what is installed, and what to do about gaps."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -309,68 +405,107 @@ def check(
     colours = {"ok": "green", "missing": "yellow", "warning": "yellow"}
     for finding in check_all(index):
         state = f"[{colours[finding.state]}]{finding.state:<8}[/]"
-        console.print(f"{finding.what:<18}{state}{escape(finding.found)}")
+        console.print(f"{escape(finding.what):<18}{state}{escape(finding.found)}")
         if finding.advice:
             console.print(f"{'':<26}{escape(finding.advice)}")
 
 
 def _import(files: list[Path] | None) -> None:
-    """Runs the user's own files, so that their stages are known by name."""
-    import runpy
-
+    """Imports the user's own files, so that their stages are known by name."""
     for file in files or ():
         if not file.is_file():
-            raise FileFormatError(f"--import '{file}' does not exist; check the path")
+            found = "is a folder; name the file in it" if file.is_dir() else "does not exist"
+            raise FileFormatError(f"--import '{file}' {found}; check the path")
+        # A module of its own, since annotations are looked up in the module of their class.
+        name = f"prf_import_{file.stem}"
+        spec = importlib.util.spec_from_loader(name, SourceFileLoader(name, str(file)))
+        if spec is None or spec.loader is None:  # never, for a loader that was given
+            raise FileFormatError(f"--import '{file}' cannot be imported")
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
         try:
-            runpy.run_path(str(file))
+            spec.loader.exec_module(module)
         except PrfError:
             raise
-        except Exception as error:
-            raise SpecError(f"--import '{file}': {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            lines = [
+                f.lineno
+                for f in traceback.extract_tb(error.__traceback__)
+                if f.filename == str(file)
+            ]
+            where = f"{file}:{lines[-1]}" if lines else str(file)
+            raise SpecError(f"--import {where}: {type(error).__name__}: {error}") from error
 
 
-def _show_warning(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
-    if issubclass(category, PrfWarning):
-        _say(f"prf: note: {message}")
+def _notes() -> Callable[..., None]:
+    """Returns what shows our warnings, each text once, as notes; others' warnings are not shown."""
+    said: set[str] = set()
+
+    def show(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
+        text = _one_line(message)
+        if issubclass(category, PrfWarning) and text not in said:
+            said.add(text)
+            _say(f"prf: note: {text}")
+
+    return show
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    debug = bool(os.environ.get("PRF_DEBUG"))
-    warnings.showwarning = _show_warning
-    warnings.simplefilter("always", PrfWarning)
-    try:
-        code = app(arguments, standalone_mode=False)
-        return code if isinstance(code, int) else 0
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except click.exceptions.Abort:
-        _say("prf: interrupted; unfinished files were removed, an index build can be resumed")
-        return 130
-    except KeyboardInterrupt:
-        _say("prf: interrupted; unfinished files were removed, an index build can be resumed")
-        return 130
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except BrokenPipeError:
-        # The reader of our output went away (head, less); not our error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except PrfError as error:
-        if debug:
-            raise
-        _say("prf: error: " + " ".join(str(error).split("\n")))
-        return error.exit_code
-    except Exception as error:
-        if debug:
-            raise
-        _say(
-            f"prf: internal error: {type(error).__name__}: {error}; "
-            "please report it with the traceback that PRF_DEBUG=1 shows"
-        )
-        return 1
+    with warnings.catch_warnings():
+        warnings.showwarning = _notes()
+        warnings.simplefilter("always", PrfWarning)
+        try:
+            _run(sys.argv[1:] if arguments is None else arguments)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            _say("prf: interrupted; no unfinished file is left; run the same command again")
+            return 130
+        except BrokenPipeError:
+            # The reader of our output went away (head, less): no error of ours.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except Exception as error:
+            message, code = _explained(error)
+            if code and os.environ.get("PRF_DEBUG"):
+                raise
+            if message:
+                _say(f"prf: {message}")
+            return code
+    return 0
+
+
+def _run(arguments: list[str]) -> None:
+    """Parses and runs, without the handlers of typer's own entry, which hide what went wrong."""
+    command = typer.main.get_command(app)
+    with command.make_context("prf", arguments or ["--help"]) as context:
+        command.invoke(context)
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    """Returns the message of an exception, empty for none, and its exit code."""
+    if isinstance(error, typer.Exit):
+        return "", error.exit_code
+    if isinstance(error, PrfError):
+        return f"error: {_one_line(error)}", error.exit_code
+    if isinstance(error, _UsageError):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "prf"
+        message = _one_line(error.format_message()).rstrip(".")
+        return f"error: {message}; see `{command} --help`", SpecError.exit_code
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"error: '{error.filename}': {error.strerror}", FileFormatError.exit_code
+    kind = type(error).__name__
+    advice = "please report it with the traceback that PRF_DEBUG=1 shows"
+    return f"internal error: {kind}: {_one_line(error)}; {advice}", PrfError.exit_code
 
 
 def _entry() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that is not Unicode
+    # A polite kill tidies up like Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

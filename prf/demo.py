@@ -15,6 +15,7 @@ import pandas as pd
 from prf.build import build_dense, build_lucene
 from prf.errors import IndexStateError
 from prf.evaluate import Comparison, compare, evaluate
+from prf.frames import ranked
 from prf.index import open_index as open_vectors
 from prf.lucene import open_index as open_lucene
 from prf.search import search
@@ -50,8 +51,8 @@ class Collection(NamedTuple):
 def collection() -> Collection:
     """Returns the embedded test collection.
 
-    336 original passages on 16 everyday topics, 48 short queries, grades 0 to 3 for every passage of
-    a query's topic. Written for this package, judged by its writers before any system was run.
+    336 original passages on 16 everyday topics, 80 short queries, grades 0 to 3 for every passage
+    of a query's topic. Written for this package, judged by its writers before any system was run.
     """
     folder = Path(__file__).parent / "collection"
     return Collection(folder / "docs.jsonl", folder / "topics.tsv", folder / "qrels.txt")
@@ -87,7 +88,7 @@ class Demo:
 
 
 def build_demo_indexes(folder: Path, progress: bool = False) -> None:
-    """Builds the two indexes of the embedded collection under ``folder``, unless they are current."""
+    """Builds both indexes of the embedded collection under ``folder``, unless they are current."""
     docs = collection().docs
     source = f"embedded collection, sha256 {hashlib.sha256(docs.read_bytes()).hexdigest()}"
     sparse, dense = folder / LUCENE, folder / DENSE
@@ -130,37 +131,46 @@ def run_demo(folder: str | os.PathLike[str] = ".", progress: bool = False) -> De
             run = folder / "runs" / "demo" / f"{name}.run"
             search(load(shipped(f"{name}.yaml")), topics, run, tag=name, force=True)
             runs.append(run)
-    evaluations = [
-        evaluate(read_run(run), collection().qrels, MEASURES, name=name)
-        for name, run in zip(PIPELINES, runs, strict=True)
-    ]
-    by_name = dict(zip(PIPELINES, evaluations, strict=True))
-    run_of = dict(zip(PIPELINES, runs, strict=True))
+    frame_of = {name: read_run(run) for name, run in zip(PIPELINES, runs, strict=True)}
+    judged = read_qrels(collection().qrels)
+    by_name = {n: evaluate(frame, judged, MEASURES, name=n) for n, frame in frame_of.items()}
     before, after = (by_name[name].per_query["nDCG@10"] for name in EXAMPLE)
     gain = after - before
     examples = [
-        example(qid, topics, run_of[EXAMPLE[0]], run_of[EXAMPLE[1]], (before[qid], after[qid]))
-        for qid in (gain.idxmax(), gain.idxmin())
+        example(qid, topics, frame_of[EXAMPLE[0]], frame_of[EXAMPLE[1]], (before[qid], after[qid]))
+        for qid in (str(gain.idxmax()), str(gain.idxmin()))
     ]
-    return Demo(compare(evaluations, PIPELINES[0]), tuple(examples), tuple(runs))
+    return Demo(compare(list(by_name.values()), PIPELINES[0]), tuple(examples), tuple(runs))
 
 
 def example(
-    qid: str, topics: pd.DataFrame, before: Path, after: Path, values: tuple[float, float]
+    qid: str,
+    topics: pd.DataFrame,
+    before: pd.DataFrame,
+    after: pd.DataFrame,
+    values: tuple[float, float],
 ) -> Example:
-    """Returns which passages entered, left or moved in the first ten of a query."""
+    """Returns which passages entered, left or moved in the first ten of a query.
+
+    Args:
+        qid: The query.
+        topics: Where its text stands.
+        before: A result frame.
+        after: Another one.
+        values: The measure of the query in both, for show.
+    """
     texts = dict(read_docs(collection().docs))
     judged = read_qrels(collection().qrels)
     judged = judged[judged["qid"] == qid]
     grades = dict(zip(judged["docno"], judged["label"], strict=True))
-    old, new = (_top(run, qid) for run in (before, after))
+    old, new = (_top(results, qid) for results in (before, after))
     moved = [d for d in dict.fromkeys([*new, *old]) if new.get(d) != old.get(d)]
     moves = tuple(Move(d, grades.get(d, 0), old.get(d), new.get(d), texts[d]) for d in moved)
     query = topics.loc[topics["qid"] == qid, "query"].iloc[0]
     return Example(qid, query, float(values[0]), float(values[1]), moves)
 
 
-def _top(run: Path, qid: str) -> dict[str, int]:
-    frame = read_run(run)
+def _top(results: pd.DataFrame, qid: str) -> dict[str, int]:
+    frame = ranked(results)
     frame = frame[(frame["qid"] == qid) & (frame["rank"] < 10)]
     return {docno: rank + 1 for docno, rank in zip(frame["docno"], frame["rank"], strict=True)}

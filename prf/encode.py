@@ -157,7 +157,8 @@ def _load(name: str, device: str) -> Encoder:
         raise SpecError(f"device {device!r}: write cpu, cuda, cuda:0, ... or mps")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise MissingDependency(
-            f"encoder '{name}': device '{device}' was asked for, but no GPU is visible; use device 'cpu'"
+            f"encoder '{name}': device '{device}' was asked for, but no GPU is visible; "
+            "use device 'cpu'"
         )
     path = model_path(name)
     library = require("sentence_transformers", "cpu", f"encoder '{name}'")
@@ -251,7 +252,7 @@ class QueryVectors(QueryTransformer):
     """Adds query vectors that were encoded elsewhere, by qid.
 
     Needs: qid
-    Gives: qid, query, query_vec
+    Gives: qid, query_vec
 
     A query whose qid is not in ``ids`` is an error that names it.
 
@@ -291,7 +292,8 @@ def _vectors(vectors: str, ids: str, stamp: int) -> tuple[FloatArray, dict[str, 
     names = [line for _, line in read_lines(ids, "ids")]
     if len(names) != len(table):
         raise FileFormatError(
-            f"'{vectors}' has {len(table)} rows but '{ids}' {len(names)} lines; they belong together"
+            f"'{vectors}' has {len(table)} rows but '{ids}' {len(names)} lines; "
+            "they belong together"
         )
     row_of = {name: row for row, name in enumerate(names)}
     if len(row_of) != len(names):

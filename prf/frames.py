@@ -142,7 +142,8 @@ def is_results(frame: pd.DataFrame) -> bool:
 def normalise(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     """Returns the frame with text identifiers, a fresh row index and no duplicate keys.
 
-    The input is never changed; columns are shared, not copied.
+    Scored documents stand in canonical order, a ``rank`` is recomputed. The input is never changed;
+    columns are shared, not copied.
 
     Raises:
         FrameError: For bad identifiers, a repeated key, or a score that is not a finite number.
@@ -157,8 +158,8 @@ def normalise(frame: pd.DataFrame, where: str) -> pd.DataFrame:
             again = out["qid"][out["qid"].duplicated()].iloc[0]
             rows = [int(row) for row in np.flatnonzero(qid == again)[:2]]
             raise FrameError(
-                f"{where}: qid {again!r} stands in rows {rows[0]} and {rows[1]} of the query frame; "
-                "one row per query"
+                f"{where}: qid {again!r} stands in rows {rows[0]} and {rows[1]} of the query "
+                "frame; one row per query"
             )
         return out
     docno = identifiers(out["docno"], "docno", where)
@@ -172,6 +173,7 @@ def normalise(frame: pd.DataFrame, where: str) -> pd.DataFrame:
         )
     if "score" in out.columns:
         out = out.assign(score=finite_scores(out, qid, docno, where))
+        out = ranked(out)[list(frame.columns)]
     return out
 
 
@@ -200,7 +202,7 @@ def finite_scores(
 def query_codes(qid: Sequence[str] | ObjectArray | pd.Series) -> tuple[IntArray, ObjectArray]:
     """Numbers the queries by first appearance: (code per row, the qids in that order)."""
     codes, names = pd.factorize(np.asarray(qid, dtype=object), sort=False)
-    return codes.astype(np.int64), np.asarray(names, dtype=object)
+    return np.asarray(codes, dtype=np.int64), np.asarray(names, dtype=object)
 
 
 def canonical_order(
@@ -209,16 +211,16 @@ def canonical_order(
     """Returns the row order: query by first appearance, score descending, docno ascending."""
     score = np.asarray(score, dtype=np.float64)
     # Sorting text is the slow part and only ties need it, so docnos are compared only among them.
-    order = np.lexsort((-score, codes)).astype(np.int64)
+    order: IntArray = np.lexsort((-score, codes)).astype(np.int64)
     same = (codes[order][1:] == codes[order][:-1]) & (score[order][1:] == score[order][:-1])
     if same.any():
         docno = np.asarray(docno, dtype=object)
         starts = np.flatnonzero(np.concatenate([[True], ~same]))
         stops = np.append(starts[1:], len(order))
-        for start, stop in zip(starts, stops, strict=True):
-            if stop - start > 1:
-                rows = order[start:stop]
-                order[start:stop] = rows[np.argsort(docno[rows], kind="stable")]
+        tied = stops - starts > 1
+        for start, stop in zip(starts[tied], stops[tied], strict=True):
+            rows = order[start:stop]
+            order[start:stop] = rows[np.argsort(docno[rows], kind="stable")]
     return order
 
 
@@ -240,7 +242,8 @@ def ranks_of(sorted_codes: IntArray) -> IntArray:
         return np.zeros(0, dtype=np.int64)
     starts = np.concatenate([[0], np.flatnonzero(np.diff(sorted_codes)) + 1])
     lengths = np.diff(np.append(starts, n))
-    return np.arange(n, dtype=np.int64) - np.repeat(starts, lengths)
+    ranks: IntArray = np.arange(n, dtype=np.int64) - np.repeat(starts, lengths)
+    return ranks
 
 
 def head(frame: pd.DataFrame, k: int) -> pd.DataFrame:
@@ -282,18 +285,14 @@ _EARLIER = re.compile(r"query_(\d+)")
 
 
 def push_query(frame: pd.DataFrame, text: ObjectArray) -> pd.DataFrame:
-    """Returns the frame with a new ``query``; the old text moves to ``query_0``, that to ``query_1``.
+    """Returns the frame with a new ``query``; the old text becomes ``query_0``, that ``query_1``.
 
     Term weights of the old text (``query_toks``) and its vector (``query_vec``) are dropped, since
     they no longer belong to the text.
     """
-    earlier = sorted(
-        (name for name in frame.columns if _EARLIER.fullmatch(name)),
-        key=lambda name: int(name[6:]),
-        reverse=True,
-    )
-    renamed = frame.rename(columns={name: f"query_{int(name[6:]) + 1}" for name in earlier})
-    renamed = renamed.rename(columns={"query": "query_0"}).drop(
+    earlier = [name for name in frame.columns if _EARLIER.fullmatch(name)]
+    renames = {name: f"query_{int(name[6:]) + 1}" for name in earlier}
+    renamed = frame.rename(columns={**renames, "query": "query_0"}).drop(
         columns=["query_toks", "query_vec"], errors="ignore"
     )
     return renamed.assign(query=column(text))[
@@ -302,39 +301,61 @@ def push_query(frame: pd.DataFrame, text: ObjectArray) -> pd.DataFrame:
 
 
 def original_query(frame: pd.DataFrame) -> pd.Series:
-    """Returns the user's own text of every row: the ``query_N`` with the highest number, or ``query``."""
+    """Returns the user's own text: the ``query_N`` with the highest number, else ``query``."""
     numbers = [int(match[1]) for name in frame.columns if (match := _EARLIER.fullmatch(name))]
     return frame[f"query_{max(numbers)}"] if numbers else frame["query"]
 
 
 def stack(
-    vectors: pd.Series, where: str, qids: Sequence[str] | ObjectArray | pd.Series
+    vectors: pd.Series,
+    where: str,
+    qids: Sequence[str] | ObjectArray | pd.Series,
+    docnos: Sequence[str] | ObjectArray | pd.Series | None = None,
 ) -> FloatArray:
     """Stacks a column of vectors into (n, d) float32, C-contiguous.
 
+    Args:
+        vectors: One flat vector per row.
+        where: The stage, for messages.
+        qids: Query of each row, for messages.
+        docnos: Document of each row, for messages, where the vectors are documents'.
+
     Raises:
-        FrameError: If one is missing, not a vector, of another length, or not finite; names the qid.
+        FrameError: If one is missing, not a vector, of another length, or not finite; names column,
+            qid and docno.
     """
-    values = vectors.to_numpy(dtype=object)
-    if len(values) == 0:
+
+    def cell(row: int) -> str:
+        docno = "" if docnos is None else f", docno {np.asarray(docnos, dtype=object)[row]!r},"
+        qid = np.asarray(qids, dtype=object)[row]
+        return f"{where}: column '{vectors.name}' of qid {qid!r}{docno} holds"
+
+    rows: list[npt.NDArray[np.number]] = []
+    for row, value in enumerate(vectors.to_numpy(dtype=object)):
+        numbers = _numbers(value)
+        if numbers is None:
+            raise FrameError(f"{cell(row)} {shorten(value)}; every row needs a flat vector")
+        if rows and len(numbers) != len(rows[0]):
+            raise FrameError(
+                f"{cell(row)} {len(numbers)} numbers; every row needs a vector of {len(rows[0])}"
+            )
+        rows.append(numbers)
+    if not rows:
         return np.zeros((0, 0), dtype=np.float32)
-    if not isinstance(values[0], np.ndarray) or any(
-        not isinstance(value, np.ndarray) or value.shape != values[0].shape for value in values
-    ):
-        shape = np.shape(values[0])
-        for row, value in enumerate(values):
-            if not isinstance(value, (np.ndarray, list, tuple)) or np.shape(value) != shape:
-                raise FrameError(
-                    f"{where}: column '{vectors.name}' of qid {np.asarray(qids, dtype=object)[row]!r} holds "
-                    f"{shorten(value)}; every row needs a vector of {shape[0] if shape else '?'} numbers"
-                )
-    out = np.ascontiguousarray(np.stack([np.asarray(value) for value in values]), dtype=np.float32)
-    if out.ndim != 2:
-        raise FrameError(f"{where}: column '{vectors.name}' must hold one flat vector per row")
+    with np.errstate(over="ignore"):
+        out: FloatArray = np.stack(rows, dtype=np.float32, casting="unsafe")
     bad = np.flatnonzero(~np.isfinite(out).all(axis=1))
     if bad.size:
-        raise FrameError(
-            f"{where}: column '{vectors.name}' of qid {np.asarray(qids, dtype=object)[bad[0]]!r} "
-            "holds NaN or infinity; encode it again"
-        )
+        raise FrameError(f"{cell(int(bad[0]))} NaN or infinity; encode it again")
     return out
+
+
+def _numbers(value: object) -> npt.NDArray[np.number] | None:
+    """Returns a flat array of real numbers, or None for anything else."""
+    if not isinstance(value, (np.ndarray, list, tuple)):
+        return None
+    try:
+        array = np.asarray(value)
+    except ValueError:  # nested lists of different lengths
+        return None
+    return array if array.ndim == 1 and array.dtype.kind in "fiu" else None

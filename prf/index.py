@@ -27,15 +27,16 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from tqdm import tqdm
 
 from prf.errors import (
@@ -48,7 +49,7 @@ from prf.errors import (
     require,
     shorten,
 )
-from prf.frames import FloatArray, Hits, IntArray, ObjectArray, objects
+from prf.frames import FloatArray, Hits, IntArray, ObjectArray
 
 Similarity = Literal["dot", "cosine"]
 OnEmpty = Literal["error", "skip", "keep"]
@@ -86,7 +87,9 @@ def open_index(path: str | os.PathLike[str]) -> VectorIndex:
         stamp = (folder / "meta.json").stat().st_mtime_ns
     except OSError as error:
         raise IndexStateError(_missing(folder)) from error
-    return _open(str(folder.resolve()), stamp)
+    index = _open(str(folder.resolve()), stamp)
+    _check_sizes(index.path, index.meta)  # reading past the end of a cut file kills the process
+    return index
 
 
 @lru_cache(maxsize=16)
@@ -158,7 +161,6 @@ def _read_meta(folder: Path) -> dict[str, Any]:
             f"{shorten(meta.get('complete'))}, documents {shorten(documents)}, dim {shorten(dim)}, "
             f"similarity {shorten(meta.get('similarity'))}); build it again"
         )
-    _check_sizes(folder, meta)
     return meta
 
 
@@ -238,7 +240,7 @@ class VectorIndex:
                 f"index {self.path}: docid has {len(lines):,} lines for {len(self):,} vectors; "
                 "build the index again"
             )
-        return objects(lines)
+        return np.array(lines, dtype=object)
 
     @cached_property
     def docno_rank(self) -> IntArray:
@@ -360,8 +362,6 @@ class VectorIndex:
             SpecError: For k below 1 or an unknown back end.
         """
         queries = self._checked(queries)
-        if not len(queries):
-            queries = np.zeros((0, self.dim), dtype=np.float32)
         if self.similarity == "cosine":
             queries = unit(queries)
         return top_k(
@@ -376,13 +376,16 @@ class VectorIndex:
         )
 
     def _checked(self, queries: FloatArray) -> FloatArray:
-        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        if len(queries) == 0:
+            return np.zeros((0, self.dim), dtype=np.float32)
+        with np.errstate(over="ignore"):  # becomes an infinity, which is reported below
+            queries = np.ascontiguousarray(queries, dtype=np.float32)
         if queries.ndim != 2:
             raise FrameError(
                 f"search in {self.path}: queries have shape {queries.shape}; "
                 f"give one row per query, (n, {self.dim})"
             )
-        if len(queries) and queries.shape[1] != self.dim:
+        if queries.shape[1] != self.dim:
             encoder = self.meta.get("encoder") or {}
             built = encoder.get("model") or encoder.get("name") or "an encoder it does not name"
             raise IndexStateError(
@@ -525,7 +528,7 @@ class _Group:
     def _bar(self, query: int, scores: FloatArray) -> np.float32:
         at = len(scores) - self.k
         kth = float(np.partition(scores, at)[at])
-        return np.nextafter(np.float32(kth - self.margin[query]), np.float32(-np.inf))
+        return _below(kth - self.margin[query])
 
     def finish(self, queries: Sequence[int]) -> Hits:
         """Returns the exact result of some queries from their candidates."""
@@ -572,7 +575,7 @@ def _propose_faiss(faiss: Any, group: _Group, start: int, stop: int, run: _Worke
         bar = group.low[query]
         if depth >= group.k:
             kth = float(scores[query, group.k - 1])
-            bar = max(bar, np.nextafter(np.float32(kth - group.margin[query]), np.float32(-np.inf)))
+            bar = max(bar, _below(kth - group.margin[query]))
         # What FAISS left out scores at most as much as its last one, which must miss the bar.
         if depth == len(block) or scores[query, -1] < bar:
             found = np.flatnonzero(scores[query] >= bar)
@@ -581,6 +584,11 @@ def _propose_faiss(faiss: Any, group: _Group, start: int, stop: int, run: _Worke
             unsure.append(query)
     if unsure:
         _propose(group, unsure, start, stop, run)
+
+
+def _below(value: float) -> np.float32:
+    """Returns a float32 below the value."""
+    return np.float32(np.nextafter(np.float32(value), np.float32(-np.inf)))
 
 
 def _exact_scores(
@@ -673,23 +681,25 @@ class _Workers:
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Returns the function's value for every item, in their order."""
-        if self.pool is None or len(items) < 2:
-            return [function(item) for item in items]
-        return list(self.pool.map(function, items))
+        with _one_blas_thread:
+            if self.pool is None or len(items) < 2:
+                return [function(item) for item in items]
+            return list(self.pool.map(function, items))
 
     def split(self, function: Callable[[range], Result], items: range) -> list[Result]:
         """Returns the function's value for contiguous parts of the items, in their order."""
         parts = min(len(items), self.threads)
         cuts = [len(items) * part // parts for part in range(parts + 1)]
-        return self.map(function, [items[a:b] for a, b in zip(cuts, cuts[1:], strict=False)])
+        return self.map(function, [items[a:b] for a, b in pairwise(cuts)])
 
 
 @contextmanager
 def _workers(threads: int) -> Iterator[_Workers]:
-    with ExitStack() as stack:
-        stack.enter_context(_one_blas_thread)
-        pool = stack.enter_context(ThreadPoolExecutor(threads)) if threads > 1 else None
-        yield _Workers(threads, pool)
+    if threads == 1:
+        yield _Workers(1, None)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            yield _Workers(threads, pool)
 
 
 def _cores() -> int:
@@ -699,7 +709,7 @@ def _cores() -> int:
 
 
 class _OneBlasThread:
-    """Keeps BLAS to one thread each while any search runs, since searches bring their own.
+    """Keeps BLAS to one thread while any search computes, since searches bring their own threads.
 
     The setting belongs to the process: two searches at once that each saved and restored it could
     leave it at 1, so it is the last one out that restores.
@@ -789,7 +799,7 @@ def build(
                     writer.take(shard, encode)
                     bar.update(len(shard))
             writer.end(reader.where)
-            meta = writer.finish(Path(path), source)
+            meta = writer.finish(Path(path), source, force)
         finally:
             writer.close()
     reader.report()
@@ -836,12 +846,14 @@ def build_from_vectors(
     with _workplace(Path(path), force) as place:
         writer = _Writer(place, plan, resume=False)
         try:
-            pairs = ((name, texts[row] if texts else "") for row, name in enumerate(names))
+            pairs = (
+                (name, texts[row] if texts is not None else "") for row, name in enumerate(names)
+            )
             for shard in reader.shards(pairs, _COPY_ROWS):
                 rows = slice(writer.rows, writer.rows + len(shard))
                 writer.append(shard, _finite(array[rows], shard, FileFormatError, where))
             writer.end(where)
-            meta = writer.finish(Path(path), source)
+            meta = writer.finish(Path(path), source, force)
         finally:
             writer.close()
     reader.report()
@@ -1012,8 +1024,7 @@ class _Writer:
         self._load(resume)
         self.folder.mkdir(exist_ok=True)
         self.files: dict[str, BinaryIO] = {
-            name: open(self.folder / name, "ab")  # noqa: SIM115  (closed by close)
-            for name in _file_names(plan["with_text"])
+            name: open(self.folder / name, "ab") for name in _file_names(plan["with_text"])
         }
 
     @property
@@ -1025,36 +1036,38 @@ class _Writer:
 
     def _load(self, resume: bool) -> None:
         """Takes up an interrupted build, or clears the folder if it cannot be continued."""
-        found = (self.place / "progress.json").exists()
-        state = _read_json(self.place / "progress.json")
-        why = ""
-        if found:
-            try:
-                points = [_Point(*point) for point in state["shards"]]
-                self.dim = int(state["dim"])
-                if not resume:
-                    why = "is replaced by ready vectors"
-                elif state["plan"] != self.plan or state["format"] != FORMAT:
-                    why = f"had other options ({_difference(state['plan'], self.plan)})"
-                elif any(
-                    (self.folder / name).stat().st_size < size
-                    for name, size in _sizes(points[-1], self.dim, self.plan["with_text"]).items()
-                ):
-                    why = "has lost part of its files"
-                else:
-                    self.points, self.resuming = points, True
-                    return
-            except (KeyError, IndexError, TypeError, ValueError, OSError):
-                why = "left an unreadable progress.json"
-            self.dim = 0
+        note = self.place / "progress.json"
+        if note.exists():
+            state = _read_json(note)
+            why = self._obstacle(state) if resume else "is replaced by ready vectors"
+            if not why:
+                self.points = [_Point(*point) for point in state["shards"]]
+                self.dim = state["dim"]
+                self.resuming = True
+                return
             warnings.warn(
                 f"index {self.place}: an unfinished build of {state.get('rows', 0):,} documents "
                 f"{why}; starting from zero",
                 PrfWarning,
                 stacklevel=4,
             )
-        (self.place / "progress.json").unlink(missing_ok=True)
+            note.unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _obstacle(self, state: Mapping[str, Any]) -> str:
+        """Returns why an interrupted build cannot be continued, or an empty string."""
+        try:
+            if state["format"] != FORMAT or state["plan"] != self.plan:
+                return f"had other options ({_difference(state['plan'], self.plan)})"
+            last = [_START, *(_Point(*point) for point in state["shards"])][-1]
+            sizes = _sizes(last, state["dim"], self.plan["with_text"])
+            if any((self.folder / name).stat().st_size < size for name, size in sizes.items()):
+                return "has lost part of its files"
+        except OSError:
+            return "has lost part of its files"
+        except (AttributeError, KeyError, TypeError):
+            return "left an unreadable progress.json"
+        return ""
 
     def take(self, shard: Shard, encode: Callable[[Sequence[str]], FloatArray]) -> None:
         """Writes the next shard, unless the interrupted build has done so already."""
@@ -1069,15 +1082,15 @@ class _Writer:
         if kept:
             vectors = _encoded(encode, kept, self.dim)
         self.append(kept, vectors, digest, len(shard) - len(kept))
-        self._save()
+        self._sync()
+        self._note()
 
     def _rewind(self) -> None:
-        """Goes back to the last shard that the input still has."""
-        lost = self._last().rows
-        changed = self.checked < len(self.points)
-        del self.points[self.checked :]
+        """Goes back to the last shard that the input still has, and stops comparing."""
         self.resuming = False
-        if changed:
+        if self.checked < len(self.points):
+            lost = self.rows
+            del self.points[self.checked :]
             kept = f"keeping the first {self.rows:,}" if self.rows else "starting from zero"
             warnings.warn(
                 f"index {self.place}: the documents are no longer those of the unfinished build "
@@ -1085,9 +1098,11 @@ class _Writer:
                 PrfWarning,
                 stacklevel=4,
             )
+            # Noted before the files change, or a kill here would leave new bytes under old hashes.
+            self._note()
         for name, size in _sizes(self._last(), self.dim, self.plan["with_text"]).items():
             self.files[name].truncate(size)
-        if not self.points:
+        if not self.rows:
             self.dim = 0
 
     def append(self, docs: Shard, vectors: FloatArray, digest: str = "", skipped: int = 0) -> None:
@@ -1120,10 +1135,13 @@ class _Writer:
             )
         )
 
-    def _save(self) -> None:
+    def _sync(self) -> None:
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
+
+    def _note(self) -> None:
+        """Replaces progress.json by the present state."""
         state = {"format": FORMAT, "plan": self.plan, "dim": self.dim, "rows": self.rows}
         _write_json(self.place / "progress.json", {**state, "shards": self.points}, indent=None)
 
@@ -1140,11 +1158,9 @@ class _Writer:
         if not self.rows:
             raise FileFormatError(f"{where}: all {self._last().empty:,} documents have no text")
 
-    def finish(self, path: Path, source: str) -> dict[str, Any]:
+    def finish(self, path: Path, source: str, force: bool) -> dict[str, Any]:
         """Writes meta.json and gives the folder its name; returns the metadata."""
-        for file in self.files.values():
-            file.flush()
-            os.fsync(file.fileno())
+        self._sync()
         self.close()
         last = self._last()
         sizes = _sizes(last, self.dim, self.plan["with_text"])
@@ -1166,12 +1182,13 @@ class _Writer:
             },
         }
         _write_json(self.folder / "meta.json", meta, indent=2)
+        _refuse_existing(path, force)  # somebody may have put something there meanwhile
         if path.exists():
             shutil.rmtree(self.place / "old", ignore_errors=True)
             os.rename(path, self.place / "old")
         os.rename(self.folder, path)
         _sync_folder(path.parent)
-        shutil.rmtree(self.place, ignore_errors=True)
+        (self.place / "progress.json").unlink(missing_ok=True)
         return meta
 
     def close(self) -> None:
@@ -1305,8 +1322,20 @@ def _workplace(path: Path, force: bool) -> Iterator[Path]:
         yield place
     finally:
         if not (place / "progress.json").exists():
-            shutil.rmtree(place, ignore_errors=True)
+            _remove(place)
         lock.close()
+
+
+def _remove(place: Path) -> None:
+    """Removes a working folder, the lock last: until then nobody else begins in it."""
+    for entry in place.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != "lock":
+            entry.unlink()
+    with suppress(OSError):  # another build may have begun, or the system keeps open files
+        (place / "lock").unlink()
+        place.rmdir()
 
 
 def _refuse_existing(path: Path, force: bool) -> None:

@@ -1,7 +1,7 @@
 """Stages as values, and the operators that join them into pipelines.
 
-A stage is a frozen dataclass: constructor arguments are fields are YAML keys. Building, printing and
-comparing a pipeline opens nothing; indexes and models are opened on first use.
+A stage is a frozen dataclass: constructor arguments are fields are YAML keys. Building, printing
+and comparing a pipeline opens nothing; indexes and models are opened on first use.
 
     >>  Compose        then
     %   Cutoff         keep the first k
@@ -12,7 +12,8 @@ comparing a pipeline opens nothing; indexes and models are opened on first use.
     ^   Concatenate    the left list, then what only the right one has
     **  Features       scores of several rerankers side by side
 
-Python's precedence holds: ``a | b >> c`` is ``a | (b >> c)``; printed pipelines show the parentheses.
+Python's precedence holds: ``a | b >> c`` is ``a | (b >> c)``; printed pipelines show the
+parentheses.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
 from numbers import Integral, Real
 from typing import (
     Annotated,
@@ -77,7 +77,6 @@ Depth = Annotated[int, AtLeast(0)]
 """A whole number from 0: how many documents feedback reads, 0 for none; threads, 0 for all."""
 
 
-@cache
 def _hints(cls: type[Transformer]) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
@@ -174,7 +173,7 @@ def logging_to(log: Log) -> Iterator[Log]:
 
 
 def notice(what: str, qids: Sequence[str]) -> None:
-    """Tells about some queries: to the log of the run, or as one `PrfWarning` where there is none."""
+    """Tells about some queries: to the log of the run, or as one `PrfWarning` without a log."""
     if not qids:
         return
     log = _LOG.get()
@@ -213,16 +212,18 @@ class Transformer(pt.Transformer):  # type: ignore[misc]
 
     A subclass is a frozen dataclass with ``repr=False`` that implements `run` and declares the
     columns it reads in ``needs`` and those it adds in ``gives``. It is then known by its class name
-    in YAML. `check` may refuse values; nothing heavy happens before `run`.
+    in YAML; a base class that is no stage itself says ``abstract=True``. `check` may refuse values;
+    nothing heavy happens before `run`.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("qid",)
     gives: ClassVar[tuple[str, ...]] = ()
     spec_form: ClassVar[Literal["mapping", "scalar", "list"]] = "mapping"
+    __array_ufunc__ = None  # so that numpy leaves np.float32(0.5) * stage to us
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if cls.__name__.startswith("_"):
+        if abstract or cls.__name__.startswith("_"):
             return
         other = REGISTRY.get(cls.__name__)
         if other is not None and (other.__module__, other.__qualname__) != (
@@ -237,7 +238,7 @@ class Transformer(pt.Transformer):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         hints = _hints(type(self))
-        for item in fields(self):  # type: ignore[arg-type]
+        for item in fields(self):
             value = getattr(self, item.name)
             checked = check_value(value, hints[item.name], f"{type(self).__name__}.{item.name}")
             object.__setattr__(self, item.name, checked)
@@ -258,6 +259,8 @@ class Transformer(pt.Transformer):  # type: ignore[misc]
         Raises:
             FrameError: For missing columns, repeated keys, or scores that are not finite.
         """
+        if queries is not None:
+            queries = normalise(queries, f"{self!r}, queries")
         return self.apply(normalise(inp, repr(self)), queries)
 
     def apply(self, frame: pd.DataFrame, queries: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -314,7 +317,7 @@ class Transformer(pt.Transformer):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         shown = []
-        for item in fields(self):  # type: ignore[arg-type]
+        for item in fields(self):
             value = getattr(self, item.name)
             if item.default is MISSING and item.default_factory is MISSING:
                 shown.append(repr(value))
@@ -341,6 +344,13 @@ class Transformer(pt.Transformer):  # type: ignore[misc]
         pt.validate.columns(input_columns, includes=self.transform_inputs()[0])
         return self.outputs(input_columns)
 
+    def schematic(self, *, input_columns: list[str] | None) -> dict[str, Any]:
+        """Returns what PyTerrier's drawing shows of this stage besides its usual parts.
+
+        Without ``help_url`` PyTerrier would download the index of its own documentation.
+        """
+        return {"help_url": None}
+
     # Operators
 
     def __rshift__(self, other: object) -> Transformer:
@@ -365,12 +375,12 @@ class Transformer(pt.Transformer):  # type: ignore[misc]
         return _joined(Features, self, other, "**")
 
     def __mul__(self, factor: object) -> Transformer:
-        return _joined(Compose, self, Scale(factor), "*")  # type: ignore[arg-type]
+        return _joined(Compose, self, Scale(factor), "*")
 
     __rmul__ = __mul__
 
     def __mod__(self, k: object) -> Transformer:
-        return _joined(Compose, self, Cutoff(k), "%")  # type: ignore[arg-type]
+        return _joined(Compose, self, Cutoff(k), "%")
 
     def __invert__(self) -> Transformer:
         raise SpecError(
@@ -383,7 +393,7 @@ def _joined(kind: type[_Nary], left: object, right: object, sign: str) -> Transf
     for side in (left, right):
         if not isinstance(side, pt.Transformer):
             raise SpecError(f"{sign} joins stages; {shorten(side)} is not one")
-    return kind((left, right))  # type: ignore[arg-type]
+    return kind((left, right))
 
 
 # Operators
@@ -425,10 +435,15 @@ class _Nary(Transformer):
     def __iter__(self) -> Iterator[pt.Transformer]:
         return iter(self.stages)
 
+    def transform(self, inp: pd.DataFrame, queries: pd.DataFrame | None = None) -> pd.DataFrame:
+        self.check_after(())
+        return super().transform(inp, queries)
+
     def check_after(self, earlier: Sequence[pt.Transformer]) -> None:
-        for stage in self.stages:
+        for number, stage in enumerate(self.stages):
             if isinstance(stage, Transformer):
-                stage.check_after(earlier)
+                with _placed(number):
+                    stage.check_after(earlier)
 
     def resources(self) -> list[Resource]:
         return [r for s in self.stages if isinstance(s, Transformer) for r in s.resources()]
@@ -484,10 +499,6 @@ class Compose(_Nary):
                 limit = None
         return tuple(out)
 
-    def transform(self, inp: pd.DataFrame, queries: pd.DataFrame | None = None) -> pd.DataFrame:
-        self.check_after(())
-        return super().transform(inp, queries)
-
     def step(
         self, frame: pd.DataFrame, queries: pd.DataFrame | None
     ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
@@ -500,7 +511,7 @@ class Compose(_Nary):
                 if isinstance(stage, Transformer):
                     frame, queries = stage.step(frame, queries)
                 else:
-                    frame = normalise(stage.transform(frame), repr(stage))
+                    frame = normalise(stage.transform(frame.copy()), repr(stage))
                     queries = queries if is_results(frame) else frame
             if log is not None:
                 name = f"{number} {type(stage).__name__}"
@@ -569,7 +580,7 @@ class _Combine(_Nary):
         source = frame if not is_results(frame) else queries_of(frame)
         base = queries_of(pd.concat([queries_of(part) for part in lists], ignore_index=True))
         # Columns every side gives survive; query columns come from the query, not from a side.
-        shared = [name for name in lists[0] if all(name in part for part in lists)]
+        shared = [str(name) for name in lists[0] if all(name in part for part in lists)]
         source = source[[c for c in source.columns if c in shared or c == "qid"]]
         extra = [c for c in query_columns(shared) if c not in source.columns and c in base.columns]
         if extra:
@@ -595,7 +606,7 @@ class _Combine(_Nary):
                 if missing:
                     raise missing_error(missing, given[-1], repr(self))
         shared = [name for name in given[0] if all(name in part for part in given)]
-        ours = [name for name in query_columns(shared)]
+        ours = query_columns(shared)
         rest = [n for n in shared if n not in ours and n not in ("docno", "score", "rank")]
         return [*ours, "docno", "score", *rest, "rank"]
 
@@ -608,7 +619,8 @@ class Sum(_Combine):
 
     def combine(self, lists: Sequence[pd.DataFrame]) -> pd.DataFrame:
         rows = pd.concat([part[["qid", "docno", "score"]] for part in lists])
-        return rows.groupby(["qid", "docno"], sort=False, as_index=False)["score"].sum()
+        sums = rows.groupby(["qid", "docno"], sort=False)["score"].sum()
+        return sums.reset_index()
 
 
 def _by_rank(
@@ -709,7 +721,14 @@ class Features(_Nary):
 
 @dataclass(frozen=True, repr=False)
 class Cutoff(Transformer):
-    """Keeps the first k documents of every query (``% k``)."""
+    """Keeps the first k documents of every query (``% k``).
+
+    Needs: qid, docno, score
+    Gives: qid, docno, score, rank
+
+    Args:
+        k: How many documents per query.
+    """
 
     k: Count
 
@@ -731,7 +750,14 @@ class Cutoff(Transformer):
 
 @dataclass(frozen=True, repr=False)
 class Scale(Transformer):
-    """Multiplies scores by a factor (``* 0.7``); a negative one turns the order round."""
+    """Multiplies scores by a factor (``* 0.7``); a negative one turns the order round.
+
+    Needs: qid, docno, score
+    Gives: qid, docno, score, rank
+
+    Args:
+        factor: Any finite number.
+    """
 
     factor: float
 
@@ -747,8 +773,8 @@ class Scale(Transformer):
         return ranked(frame.assign(score=frame["score"] * self.factor))
 
 
-class QueryTransformer(Transformer):
-    """A stage that only adds to the queries; on a result frame it works on the queries behind it."""
+class QueryTransformer(Transformer, abstract=True):
+    """A stage that only adds to queries; on a result frame it works on the queries behind it."""
 
     @property
     def rowwise(self) -> bool:

@@ -32,15 +32,15 @@ from prf.pipeline import Count, Depth, Resource, Transformer, notice
 from prf.trec import IR_DATASETS, read_docs
 
 
-class Retriever(Transformer):
-    """Base of retrievers: field ``k``, the query frame's columns kept, results in canonical order."""
+class Retriever(Transformer, abstract=True):
+    """Base of retrievers: field ``k``; query columns are kept, results in canonical order."""
 
     k: Count
 
     gives = ("docno", "score", "rank")
 
     def cut(self, k: int) -> Self:
-        return self if k >= self.k else replace(self, k=k)  # type: ignore[type-var]
+        return self if k >= self.k else replace(self, k=k)
 
     def outputs(self, columns: Sequence[str]) -> list[str]:
         missing = [name for name in self.needs if name not in columns]
@@ -155,12 +155,13 @@ class DenseRetriever(Retriever):
         return [Resource("dense index", self.index, self.index)]
 
     def check_after(self, earlier: Sequence[pt.Transformer]) -> None:
-        models = [stage.model for stage in earlier if hasattr(stage, "model")]
+        encoders = [stage for stage in earlier if "query_vec" in getattr(stage, "gives", ())]
+        model = getattr(encoders[-1], "model", None) if encoders else None
         built = (open_vectors(self.index).meta.get("encoder") or {}).get("model")
-        if not self.force_encoder and models and built and models[-1] != built:
+        if not self.force_encoder and model and built and model != built:
             raise IndexStateError(
-                f"{self!r}: index '{self.index}' was built with encoder {built!r}, the queries come "
-                f"from {models[-1]!r}; use the same one, or set force_encoder=True if they are equal"
+                f"{self!r}: index '{self.index}' was built with encoder {built!r}, the queries "
+                f"come from {model!r}; use the same one, or force_encoder=True if they are equal"
             )
 
     def search(self, queries: pd.DataFrame) -> tuple[Hits, ObjectArray]:
@@ -172,7 +173,7 @@ class DenseRetriever(Retriever):
         return hits, index.docnos
 
 
-class Loader(Transformer):
+class Loader(Transformer, abstract=True):
     """Base of stages that add a column to documents, by docno."""
 
     needs = ("qid", "docno")

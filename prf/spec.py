@@ -24,7 +24,7 @@ import pyterrier as pt
 import yaml
 
 from prf.errors import FileFormatError, SpecError, did_you_mean, shorten
-from prf.pipeline import REGISTRY, Compose, Transformer, _hints, _Nary
+from prf.pipeline import REGISTRY, Compose, Transformer, _hints, _Nary, _outputs
 from prf.trec import PathLike, read_lines
 
 
@@ -33,12 +33,13 @@ class _Loader(yaml.SafeLoader):
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-    seen: set[Any] = set()
+    seen: set[str] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
-        if key in seen:
+        if not isinstance(key, str) or key in seen:
+            problem = "is given twice" if isinstance(key, str) else "is not a name"
             raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} is given twice", key_node.start_mark
+                None, None, f"key {key!r} {problem}", key_node.start_mark
             )
         seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
@@ -91,7 +92,7 @@ def from_spec(spec: Any, where: str = "pipeline") -> Transformer:
         parts = tuple(from_spec(item, f"{where}[{i}]") for i, item in enumerate(value))
         return _build(cls, {"stages": parts}, where)
     if cls.spec_form == "scalar" and not isinstance(value, dict):
-        return _build(cls, {fields(cls)[0].name: value}, where)  # type: ignore[arg-type]
+        return _build(cls, {fields(cls)[0].name: value}, where)
     if value is None:
         value = {}
     if not isinstance(value, dict):
@@ -119,7 +120,7 @@ def _register_all() -> None:
 def _signature(cls: type[Transformer]) -> str:
     parts = []
     hints = _hints(cls)
-    for item in fields(cls):  # type: ignore[arg-type]
+    for item in fields(cls):
         hint = hints[item.name]
         hint = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
         shown = getattr(hint, "__name__", str(hint).replace("typing.", ""))
@@ -132,7 +133,7 @@ def _signature(cls: type[Transformer]) -> str:
 
 def _build(cls: type[Transformer], arguments: Mapping[Any, Any], where: str) -> Transformer:
     hints = _hints(cls)
-    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+    known = {item.name: item for item in fields(cls)}
     values = {}
     for name, value in arguments.items():
         if name not in known:
@@ -141,9 +142,7 @@ def _build(cls: type[Transformer], arguments: Mapping[Any, Any], where: str) -> 
                 f"{where}: {cls.__name__} has no argument {name!r}{hint}; "
                 f"signature is {cls.__name__}({_signature(cls)})"
             )
-        if _takes_stage(hints[name]) and not isinstance(value, pt.Transformer):
-            value = None if value is None else from_spec(value, f"{where}.{name}")
-        values[name] = value
+        values[name] = _with_stages(value, hints[name], f"{where}.{name}")
     for name, item in known.items():
         if name not in values and item.default is MISSING:
             raise SpecError(
@@ -156,11 +155,16 @@ def _build(cls: type[Transformer], arguments: Mapping[Any, Any], where: str) -> 
         raise SpecError(f"{where}: {error}") from error
 
 
-def _takes_stage(hint: Any) -> bool:
+def _with_stages(value: Any, hint: Any, where: str) -> Any:
+    """Returns the value with stages in place of their YAML form, where the annotation says so."""
     options = typing.get_args(hint) or (hint,)
-    return any(
-        isinstance(option, type) and issubclass(option, pt.Transformer) for option in options
-    )
+    if value is None or isinstance(value, pt.Transformer):
+        return value
+    if typing.get_origin(hint) is tuple and isinstance(value, (list, tuple)):
+        return tuple(_with_stages(v, options[0], f"{where}[{i}]") for i, v in enumerate(value))
+    if any(isinstance(option, type) and issubclass(option, pt.Transformer) for option in options):
+        return from_spec(value, where)
+    return value
 
 
 @dataclass(frozen=True)
@@ -192,12 +196,13 @@ def read_pipeline(path: PathLike) -> PipelineFile:
         if not (isinstance(spec, dict) and (len(spec) != 1 or "pipeline" in spec)):
             return PipelineFile(from_spec(spec))
         unknown = [key for key in spec if key not in _KEYS]
-        if unknown or "pipeline" not in spec:
-            found = unknown[0] if unknown else "nothing"
+        if unknown:
             raise SpecError(
-                f"top level holds {found!r}; allowed are {', '.join(_KEYS)}, and 'pipeline' is needed"
-                f"{did_you_mean(str(found), _KEYS)}"
+                f"top level holds {unknown[0]!r}; allowed are {', '.join(_KEYS)}"
+                f"{did_you_mean(str(unknown[0]), _KEYS)}"
             )
+        if "pipeline" not in spec:
+            raise SpecError(f"top level holds only {', '.join(spec)}; add 'pipeline'")
         run = spec.get("run") or {}
         if isinstance(run, str):
             run = {"path": run}
@@ -260,13 +265,15 @@ def to_spec(pipeline: pt.Transformer, defaults: bool = False) -> Any:
                 raise SpecError(f"stage {i}, {error}") from error
         return parts if isinstance(pipeline, Compose) else {name: parts}
     values = {}
-    for item in fields(pipeline):  # type: ignore[arg-type]
+    for item in fields(pipeline):
         value = getattr(pipeline, item.name)
         if defaults or item.default is MISSING or value != item.default:
             if isinstance(value, pt.Transformer):
                 value = to_spec(value, defaults)
             elif isinstance(value, tuple):
-                value = list(value)
+                value = [
+                    to_spec(v, defaults) if isinstance(v, pt.Transformer) else v for v in value
+                ]
             values[item.name] = value
     if pipeline.spec_form == "scalar":
         return {name: next(iter(values.values()))}
@@ -283,8 +290,8 @@ def override(pipeline: Transformer, settings: Sequence[str]) -> Transformer:
 
     Args:
         pipeline: The pipeline.
-        settings: ``POSITION.argument=value``, the position as ``explain`` prints it (``1.fb_docs=5``;
-            inside an operator ``0.1.k=10``); the value is read as YAML.
+        settings: ``POSITION.argument=value``, the position as ``explain`` prints it
+            (``1.fb_docs=5``; inside an operator ``0.1.k=10``); the value is read as YAML.
 
     Raises:
         SpecError: For a position or argument that is not there, or a wrong value.
@@ -321,7 +328,7 @@ def _replaced(stage: pt.Transformer, steps: list[str], value: Any, setting: str)
         if not isinstance(inner, pt.Transformer):
             raise SpecError(f"--set {setting!r}: {type(stage).__name__}.{head} is not a stage")
         value = _replaced(inner, rest, value, setting)
-    values = {item.name: getattr(stage, item.name) for item in fields(stage)}  # type: ignore[arg-type]
+    values = {item.name: getattr(stage, item.name) for item in fields(stage)}
     return _build(type(stage), {**values, head: value}, f"--set {setting!r}")
 
 
@@ -330,7 +337,11 @@ def _replaced(stage: pt.Transformer, steps: list[str], value: Any, setting: str)
 
 @dataclass(frozen=True)
 class Step:
-    """One stage of `explain`: where it stands, what it does to the columns, what it opens."""
+    """One stage of `explain`: where it stands, what it does to the columns, what it opens.
+
+    Positions count from 0, with a dot into an operator; an operator that is the whole pipeline
+    stands at ``pipeline``.
+    """
 
     position: str
     stage: str
@@ -350,33 +361,33 @@ def explain(pipeline: Transformer, columns: Sequence[str] = ("qid", "query")) ->
     Raises:
         FrameError: If a stage lacks a column; names the stage and who provides it.
     """
-    return _explain(pipeline, list(columns), "")
+    pipeline.outputs(columns)  # the check, with positions in its message
+    return _explain(pipeline, list(columns), (), pipeline)
 
 
-def _explain(pipeline: pt.Transformer, columns: list[str], prefix: str) -> list[Step]:
-    stages = pipeline.stages if isinstance(pipeline, Compose) else (pipeline,)
-    running = pipeline.trimmed() if isinstance(pipeline, Compose) else stages
-    if isinstance(pipeline, Transformer):
-        pipeline.outputs(columns)  # the check, with positions in its message
+def _explain(
+    stage: pt.Transformer, columns: list[str], path: tuple[int, ...], runs: pt.Transformer
+) -> list[Step]:
     steps: list[Step] = []
-    for number, (stage, runs) in enumerate(zip(stages, running, strict=True)):
-        position = f"{prefix}{number}"
-        given = (
-            stage.outputs(columns)
-            if isinstance(stage, Transformer)
-            else list(pt.inspect.transformer_outputs(stage, columns))
+    if isinstance(stage, Compose):
+        for number, (inner, trimmed) in enumerate(zip(stage, stage.trimmed(), strict=True)):
+            steps.extend(_explain(inner, columns, (*path, number), trimmed))
+            columns = _outputs(inner, columns)
+        return steps
+    operator = isinstance(stage, _Nary)
+    resources = stage.resources() if isinstance(stage, Transformer) and not operator else []
+    steps.append(
+        Step(
+            ".".join(map(str, path)) or ("pipeline" if operator else "0"),
+            type(stage).__name__ if operator else repr(stage),
+            tuple(columns),
+            tuple(_outputs(stage, columns)),
+            tuple(map(str, resources)),
+            f"runs as {runs!r}: later stages read no deeper" if runs != stage else "",
         )
-        operator = isinstance(stage, _Nary)
-        resources = stage.resources() if isinstance(stage, Transformer) and not operator else []
-        note = f"runs as {runs!r}: later stages read no deeper" if runs != stage else ""
-        name = type(stage).__name__ if operator else repr(stage)
-        steps.append(
-            Step(position, name, tuple(columns), tuple(given), tuple(map(str, resources)), note)
-        )
-        if operator:
-            for i, inner in enumerate(stage.stages):
-                steps.extend(_explain(inner, columns, f"{position}.{i}."))
-        columns = given
+    )
+    for number, inner in enumerate(stage.stages if operator else ()):
+        steps.extend(_explain(inner, columns, (*path, number), inner))
     return steps
 
 

@@ -1,8 +1,8 @@
 """Topics, documents, judgments and runs: strict readers, atomic writers.
 
-Readers take a path (``str`` or ``os.PathLike``) or an ``ir_datasets:`` name. Files are UTF-8; ``.gz``
-is unpacked by suffix; nothing else is guessed. Identifiers stay text: ``007``, ``NA`` and ``1e3`` are
-what they were. An error names file and line.
+Readers take a path (``str`` or ``os.PathLike``) or an ``ir_datasets:`` name. Files are UTF-8;
+``.gz`` is unpacked by suffix; nothing else is guessed. Identifiers stay text: ``007``, ``NA`` and
+``1e3`` are what they were. An error names file and line.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import json
 import os
 import re
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal
+from typing import IO, Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,7 @@ IR_DATASETS = "ir_datasets:"
 # Reading lines
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> BinaryIO | gzip.GzipFile:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
@@ -61,13 +62,13 @@ def read_lines(path: PathLike, what: str) -> Iterator[tuple[int, str]]:
                     line = raw.decode("utf-8")
                 except UnicodeDecodeError as error:
                     raise FileFormatError(
-                        f"{file}:{number}: byte {raw[error.start]:#04x} at column {error.start + 1} "
-                        "is not UTF-8; convert the file to UTF-8"
+                        f"{file}:{number}: byte {raw[error.start]:#04x} at column "
+                        f"{error.start + 1} is not UTF-8; convert the file to UTF-8"
                     ) from error
                 yield number, line.rstrip("\r\n")
     except FileNotFoundError as error:
         raise FileFormatError(f"{what} file '{file}' does not exist; check the path") from error
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise FileFormatError(
             f"{file}: not a complete gzip file ({error}); copy it again"
         ) from error
@@ -139,7 +140,8 @@ def read_topics(source: PathLike) -> pd.DataFrame:
         Columns ``qid`` and ``query``, text, in file order. An empty query is legal.
 
     Raises:
-        FileFormatError: For a missing, empty or malformed file, or a repeated qid (both lines named).
+        FileFormatError: For a missing, empty or malformed file, or a repeated qid (names both
+            lines).
     """
     name = os.fspath(source)
     if name.startswith(IR_DATASETS):
@@ -159,7 +161,8 @@ def read_topics(source: PathLike) -> pd.DataFrame:
     for number, qid, _ in rows:
         if qid in seen:
             raise FileFormatError(
-                f"{name}:{number}: qid {qid!r} was already given in line {seen[qid]}; one line per query"
+                f"{name}:{number}: qid {qid!r} was already given in line {seen[qid]}; "
+                "one line per query"
             )
         seen[qid] = number
     return pd.DataFrame(
@@ -218,12 +221,15 @@ def _topics_trec(name: str) -> Iterator[tuple[int, str, str]]:
                     start = 0
                 piece = piece[match.end() :]
             if current in parts:
-                parts[current] += piece + " "
+                parts[current] += piece
+        if current in parts:
+            parts[current] += " "
     if start:
         raise FileFormatError(f"{name}:{start}: <top> is never closed by </top>")
     if current == "":
         raise FileFormatError(
-            f"{name}: no <top> found; topics are read as .tsv, .jsonl, or TREC <top> blocks, by suffix"
+            f"{name}: no <top> found; topics are read as .tsv, .jsonl, or TREC <top> blocks, "
+            "by suffix"
         )
 
 
@@ -255,8 +261,8 @@ def read_docs(source: PathLike, fields: Sequence[str] = ()) -> Iterator[tuple[st
     suffix = _suffix(name)
     if suffix not in readers:
         raise FileFormatError(
-            f"documents '{name}': unknown suffix {suffix!r}; accepted are .jsonl, .tsv, .trec, .xml "
-            "(each also with .gz) and ir_datasets:NAME"
+            f"documents '{name}': unknown suffix {suffix!r}; accepted are .jsonl, .tsv, .trec, "
+            ".xml (each also with .gz) and ir_datasets:NAME"
         )
     return readers[suffix](name)
 
@@ -279,6 +285,8 @@ def _docs_jsonl(name: str, fields: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _docs_tsv(name: str) -> Iterator[tuple[str, str]]:
     for number, line in read_lines(name, "documents"):
+        if not line:
+            continue
         docno, tab, text = line.partition("\t")
         if not tab:
             raise FileFormatError(
@@ -291,6 +299,8 @@ def _docs_trec(name: str) -> Iterator[tuple[str, str]]:
     start, lines = 0, list[str]()
     for number, line in read_lines(name, "documents"):
         if line.strip().upper() == "<DOC>":
+            if start:
+                break
             start, lines = number, []
         elif line.strip().upper() == "</DOC>" and start:
             block = "\n".join(lines)
@@ -344,7 +354,8 @@ def read_qrels(source: PathLike) -> pd.DataFrame:
         first = seen.setdefault((qid, docno), number)
         if first != number:
             raise FileFormatError(
-                f"{name}:{number}: docno {docno!r} of qid {qid!r} was already judged in line {first}"
+                f"{name}:{number}: docno {docno!r} of qid {qid!r} was already judged in line "
+                f"{first}"
             )
     return pd.DataFrame(
         {
@@ -355,12 +366,17 @@ def read_qrels(source: PathLike) -> pd.DataFrame:
     )
 
 
-def _grade(text: str, where: str) -> int:
+def _number(text: str) -> float:
+    """Returns a decimal number, NaN for anything else; ``1_0`` is none, whatever Python says."""
     try:
-        value = float(text)
+        return float(text) if text.isascii() and "_" not in text else float("nan")
     except ValueError:
-        value = float("nan")
-    if not value.is_integer():
+        return float("nan")
+
+
+def _grade(text: str, where: str) -> int:
+    value = _number(text)
+    if not value.is_integer() or abs(value) >= 2**31:
         raise FileFormatError(
             f"{where}: grade {text!r} is not a whole number; grades are 0, 1, 2, ..."
         )
@@ -381,70 +397,81 @@ def read_run(
         path: The file, also ``.gz``.
         on_duplicate: What to do with a docno that stands twice for a query: refuse the file, or
             keep the better-scored line.
-        ties: Order of the docnos of equal scores. Ours is ascending; trec_eval's is descending, with
-            scores compared in single precision.
+        ties: Order of the docnos of equal scores. Ours is ascending; trec_eval's is descending,
+            with scores compared in single precision.
 
     Returns:
         Columns ``qid``, ``docno``, ``score`` (float64, larger is better) and ``rank`` (from 0),
         queries in file order.
 
     Raises:
-        FileFormatError: For a missing, empty or malformed file or a score that is not a finite number.
+        FileFormatError: For a missing, empty or malformed file or a score that is not a finite
+            number.
     """
     name = os.fspath(path)
-    qids, docnos, scores, numbers = list[str](), list[str](), list[float](), list[int]()
-    for number, line in read_lines(name, "run"):
-        fields = line.split()
-        if len(fields) != 6:
-            if not fields:
-                continue
-            raise FileFormatError(
-                f"{name}:{number}: expected 6 fields (qid Q0 docno rank score tag), found "
-                f"{len(fields)} in {shorten(line)}; identifiers cannot hold white space"
-            )
-        try:
-            score = float(fields[4])
-        except ValueError:
-            score = float("nan")
-        if not np.isfinite(score):
-            raise FileFormatError(f"{name}:{number}: score {fields[4]!r} is not a finite number")
-        qids.append(fields[0])
-        docnos.append(fields[2])
-        scores.append(score)
-        numbers.append(number)
-    if not qids:
+    rows = list(_run_rows(name))
+    if not rows:
         raise FileFormatError(f"run file '{name}' is empty")
-    qid, docno = np.array(qids, dtype=object), np.array(docnos, dtype=object)
-    score_array = np.array(scores, dtype=np.float64)
+    qid = np.array([row[1] for row in rows], dtype=object)
+    docno = np.array([row[2] for row in rows], dtype=object)
+    score = np.array([row[3] for row in rows], dtype=np.float64)
     codes, _ = query_codes(qid)
     if ties == "ascending":
-        order = canonical_order(codes, score_array, docno)
+        order = canonical_order(codes, score, docno)
     else:
         with np.errstate(over="ignore"):
-            single = score_array.astype(np.float32).astype(np.float64)
+            single = score.astype(np.float32).astype(np.float64)
         backwards = np.argsort(docno, kind="stable")[::-1]
         order = backwards[np.lexsort((-single[backwards], codes[backwards]))]
-    first: dict[tuple[str, str], int] = {}
-    keep = np.ones(len(order), dtype=bool)
-    for place, row in enumerate(order):
-        other = first.setdefault((qids[row], docnos[row]), int(row))
-        if other != row:
-            if on_duplicate == "error":
-                lines = sorted((numbers[other], numbers[row]))
-                raise FileFormatError(
-                    f"{name}:{lines[1]}: docno {docnos[row]!r} of qid {qids[row]!r} already stands in "
-                    f"line {lines[0]}; pass on_duplicate='first' to keep the better one"
-                )
-            keep[place] = False
-    order = order[keep]
+    order = order[_first_of_each(name, rows, order, on_duplicate)]
     return pd.DataFrame(
         {
             "qid": column(qid[order]),
             "docno": column(docno[order]),
-            "score": score_array[order],
+            "score": score[order],
             "rank": ranks_of(codes[order]),
         }
     )
+
+
+_RunRow = tuple[int, str, str, float]
+"""Line number, qid, docno, score."""
+
+
+def _first_of_each(
+    name: str, rows: Sequence[_RunRow], order: npt.NDArray[np.int64], on_duplicate: str
+) -> npt.NDArray[np.bool_]:
+    """Tells which places of the order hold a document not seen before for its query."""
+    first: dict[tuple[str, str], int] = {}
+    keep = np.ones(len(order), dtype=bool)
+    for place, row in enumerate(order):
+        number, qid, docno, _ = rows[row]
+        other = first.setdefault((qid, docno), number)
+        if other != number:
+            if on_duplicate == "error":
+                lines = sorted((other, number))
+                raise FileFormatError(
+                    f"{name}:{lines[1]}: docno {docno!r} of qid {qid!r} already stands in line "
+                    f"{lines[0]}; pass on_duplicate='first' to keep the better one"
+                )
+            keep[place] = False
+    return keep
+
+
+def _run_rows(name: str) -> Iterator[_RunRow]:
+    for number, line in read_lines(name, "run"):
+        fields = line.split()
+        if not fields:
+            continue
+        if len(fields) != 6:
+            raise FileFormatError(
+                f"{name}:{number}: expected 6 fields (qid Q0 docno rank score tag), found "
+                f"{len(fields)} in {shorten(line)}; identifiers cannot hold white space"
+            )
+        score = _number(fields[4])
+        if not np.isfinite(score):
+            raise FileFormatError(f"{name}:{number}: score {fields[4]!r} is not a finite number")
+        yield number, fields[0], fields[2], score
 
 
 # Writing
@@ -471,9 +498,9 @@ def atomic(path: PathLike) -> Iterator[IO[str]]:
             if file.suffix == ".gz":
                 with (
                     gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed,
-                    io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as text,
+                    io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as compressed,
                 ):
-                    yield text
+                    yield compressed
             else:
                 text = io.TextIOWrapper(raw, encoding="utf-8", newline="\n")
                 yield text
@@ -516,15 +543,16 @@ def strictly_decreasing(
     """
     with np.errstate(over="ignore"):
         single = np.asarray(scores, dtype=np.float64).astype(np.float32) + np.float32(0.0)
-    if not np.isfinite(single).all():
-        raise FrameError("a score does not fit single precision; scale the scores down")
     bits = single.view(np.int32).astype(np.int64)
     key = np.where(bits < 0, np.int64(-(2**31)) - bits, bits)  # monotone in the float
     place = ranks_of(codes)
     change = np.concatenate([[0], np.cumsum(np.diff(codes) != 0)]) if len(codes) else codes
     low = np.minimum.accumulate(key + place - change * _KEY_OFFSET) + change * _KEY_OFFSET - place
     back = np.where(low < 0, np.int64(-(2**31)) - low, low).astype(np.int32)
-    return back.view(np.float32)
+    out: npt.NDArray[np.float32] = back.view(np.float32)
+    if not (np.isfinite(single) & np.isfinite(out)).all():
+        raise FrameError("a score does not fit single precision; scale the scores down")
+    return out
 
 
 _WHITE = re.compile(r"\s")
@@ -583,7 +611,8 @@ class RunWriter:
             bad = next((value for value in values if _WHITE.search(value)), None)
             if bad is not None:
                 raise FrameError(
-                    f"{where}: {name} {bad!r} holds white space, which a TREC run cannot express; rename it"
+                    f"{where}: {name} {bad!r} holds white space, which a TREC run cannot express; "
+                    "rename it"
                 )
         codes = codes[order]
         scores = strictly_decreasing(frame["score"].to_numpy()[order], codes).astype(str)

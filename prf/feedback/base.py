@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from prf.errors import FrameError, PrfError
+from prf.errors import FrameError, PrfError, shorten
 from prf.frames import (
     FloatArray,
     IntArray,
     ObjectArray,
     column,
-    is_results,
     missing_error,
     need,
     objects,
@@ -34,6 +34,9 @@ from prf.lucene import LuceneIndex
 from prf.lucene import open_index as open_lucene
 from prf.pipeline import Depth, Resource, Transformer
 
+# The fields below are typed as present, so that a method need not ask; a method's ``needs`` and its
+# base class decide which ones are.
+
 
 @dataclass(frozen=True)
 class Query:
@@ -41,8 +44,8 @@ class Query:
 
     qid: str
     text: str
-    vec: FloatArray | None = None
-    toks: dict[str, float] | None = None
+    vec: FloatArray = None  # type: ignore[assignment]
+    toks: dict[str, float] = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,16 @@ class Docs:
 
     docnos: ObjectArray
     scores: npt.NDArray[np.float64]
-    vecs: FloatArray | None = None
-    texts: ObjectArray | None = None
-    terms: ObjectArray | None = None
-    tf: FloatArray | None = None
+    vecs: FloatArray = None  # type: ignore[assignment]
+    texts: ObjectArray = None  # type: ignore[assignment]
+    terms: ObjectArray = None  # type: ignore[assignment]
+    tf: FloatArray = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return len(self.docnos)
 
 
-class Feedback(Transformer):
+class Feedback(Transformer, abstract=True):
     """Base of all feedback: a result frame in, a query frame out.
 
     A subclass has a field ``fb_docs`` (how many of the first documents are used; 0 leaves the query
@@ -73,7 +76,7 @@ class Feedback(Transformer):
 
     fb_docs: Depth
 
-    needs = ("qid", "query", "docno", "score")
+    needs: ClassVar[tuple[str, ...]] = ("qid", "query", "docno", "score")
 
     @property
     def last_docs(self) -> int:
@@ -91,16 +94,13 @@ class Feedback(Transformer):
         kept = query_columns(columns)
         return [*kept, *(name for name in self.gives if name not in kept)]
 
-    def apply(self, frame: pd.DataFrame, queries: pd.DataFrame | None = None) -> pd.DataFrame:
-        need(frame, self.needs, repr(self))
-        if not is_results(frame):
-            raise missing_error(["docno"], list(frame.columns), repr(self))
+    def run(self, frame: pd.DataFrame, queries: pd.DataFrame | None) -> pd.DataFrame:
         results = self._read(ranked(frame))
         if queries is None:
             queries = queries_of(frame)
         queries = queries[query_columns(queries.columns)].reset_index(drop=True)
         need(queries, [n for n in self.needs if n in query_columns(self.needs)], repr(self))
-        return self.run(results, queries)
+        return self.new_queries(results, queries)
 
     def _read(self, results: pd.DataFrame) -> pd.DataFrame:
         rank = results["rank"]
@@ -111,7 +111,7 @@ class Feedback(Transformer):
             drop=True
         )
 
-    def run(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:  # type: ignore[override]
+    def new_queries(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
         """Returns the new queries; ``frame`` holds the feedback documents in canonical order."""
         raise NotImplementedError
 
@@ -127,8 +127,11 @@ class Feedback(Transformer):
         stops = np.append(starts[1:], len(qids))
         docnos = frame["docno"].to_numpy(dtype=object)
         scores = frame["score"].to_numpy(dtype=np.float64)
-        vecs = stack(frame["doc_vec"], repr(self), docnos) if "doc_vec" in self.needs else None
-        texts = frame["text"].to_numpy(dtype=object) if "text" in self.needs else None
+        read: dict[str, Any] = {}
+        if "doc_vec" in self.needs:
+            read["vecs"] = stack(frame["doc_vec"], repr(self), qids, docnos)
+        if "text" in self.needs:
+            read["texts"] = frame["text"].to_numpy(dtype=object)
         for start, stop in zip(starts, stops, strict=True):
             row = position.get(qids[start])
             if row is None:
@@ -142,17 +145,15 @@ class Feedback(Transformer):
                 Docs(
                     docnos[part],
                     scores[part],
-                    None if vecs is None else vecs[part],
-                    None if texts is None else texts[part],
+                    **{name: values[part] for name, values in read.items()},
                 ),
             )
 
     def _query(self, queries: pd.DataFrame, row: int) -> Query:
-        def cell(name: str) -> object:
+        def cell(name: str) -> Any:
             return queries[name].iat[row] if name in queries.columns else None
 
-        vec = cell("query_vec") if "query_vec" in self.needs else None
-        return Query(queries["qid"].iat[row], queries["query"].iat[row], vec, cell("query_toks"))  # type: ignore[arg-type]
+        return Query(cell("qid"), cell("query"), cell("query_vec"), cell("query_toks"))
 
     def reformulated(self, query: Query, docs: Docs) -> object:
         """Calls the method; an error names stage and query, with the original as its cause."""
@@ -175,13 +176,22 @@ class Feedback(Transformer):
         raise NotImplementedError
 
 
-class VectorFeedback(Feedback):
+class VectorFeedback(Feedback, abstract=True):
     """Feedback that returns a new dense vector; ``reformulate`` returns (d,)."""
 
-    needs = ("qid", "query", "query_vec", "docno", "score", "doc_vec")
+    needs: ClassVar[tuple[str, ...]] = (
+        "qid",
+        "query",
+        "query_vec",
+        "docno",
+        "score",
+        "doc_vec",
+    )
 
-    def run(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
-        new = objects(stack(queries["query_vec"], repr(self), queries["qid"]))
+    def new_queries(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
+        old = objects(stack(queries["query_vec"], repr(self), queries["qid"]))
+        queries = queries.assign(query_vec=column(old))
+        new = old.copy()
         for row, query, docs in self.feedback(frame, queries):
             new[row] = self._checked(query, docs)
         return queries.assign(query_vec=column(new))
@@ -193,7 +203,12 @@ class VectorFeedback(Feedback):
                 f"{where}: the query vector has {len(query.vec)} numbers, the document vectors "
                 f"{docs.vecs.shape[1]}; take both from one encoder"
             )
-        vec = np.asarray(self.reformulated(query, docs), dtype=np.float32)
+        given = self.reformulated(query, docs)
+        try:
+            with np.errstate(over="ignore"):
+                vec = np.asarray(given, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise FrameError(f"{where}: the new vector is {shorten(given)}: {error}") from error
         if vec.shape != query.vec.shape or not np.isfinite(vec).all():
             raise FrameError(
                 f"{where}: the new vector has shape {vec.shape} or is not finite; "
@@ -202,7 +217,7 @@ class VectorFeedback(Feedback):
         return vec
 
 
-class TermFeedback(Feedback):
+class TermFeedback(Feedback, abstract=True):
     """Feedback that returns weighted terms; ``reformulate`` returns ``{term: weight}``.
 
     Term vectors come from ``index``, so the documents may come from any ranker. Where the frame has
@@ -220,7 +235,7 @@ class TermFeedback(Feedback):
     def resources(self) -> list[Resource]:
         return [Resource("term vectors of Lucene index", self.index, self.index)]
 
-    def run(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
+    def new_queries(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
         index = open_lucene(self.index)
         queries = queries.assign(query_toks=query_terms(queries, index))
         new = queries["query_toks"].to_numpy(dtype=object).copy()
@@ -266,12 +281,16 @@ class _TermCounts:
         return self._terms[vocabulary], tf
 
 
-class TextFeedback(Feedback):
+class TextFeedback(Feedback, abstract=True):
     """Feedback that returns a new text; the old one moves to ``query_0``."""
 
-    needs = ("qid", "query", "docno", "score", "text")
+    needs: ClassVar[tuple[str, ...]] = ("qid", "query", "docno", "score", "text")
 
-    def run(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
+    def outputs(self, columns: Sequence[str]) -> list[str]:
+        kept = super().outputs(columns)
+        return list(push_query(pd.DataFrame(columns=kept, dtype=object), objects([])).columns)
+
+    def new_queries(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
         text = queries["query"].to_numpy(dtype=object).copy()
         for row, query, docs in self.feedback(frame, queries):
             text[row] = str(self.reformulated(query, docs))

@@ -78,9 +78,9 @@ def rm3(
 ) -> dict[str, float]:
     """Returns the RM3 query as Anserini computes it.
 
-    Each document is cut to its ``fb_terms`` most frequent terms *before* mixing; documents are mixed
-    with their raw scores as weights; the mixture is cut again and L1-normalised; the query, also
-    L1-normalised, gets the weight ``fb_lambda``. Ties keep the alphabetically earlier term.
+    Each document is cut to its ``fb_terms`` most frequent terms *before* mixing; documents are
+    mixed with their raw scores as weights; the mixture is cut again and L1-normalised; the query,
+    also L1-normalised, gets the weight ``fb_lambda``. Ties keep the alphabetically earlier term.
 
     Args:
         query: Analysed terms and their counts.
@@ -177,8 +177,8 @@ class RM3(TermFeedback):
 
     ``query_toks`` sums to 1. A query without feedback documents keeps its analysed terms.
 
-    Source: Abdul-Jaleel et al., UMass at TREC 2004 (RM3), in the form of Anserini's ``Rm3Reranker``,
-    whose defaults these are.
+    Source: Abdul-Jaleel et al., UMass at TREC 2004 (RM3), in the form of Anserini's
+    ``Rm3Reranker``, whose defaults these are.
 
     Args:
         index: Lucene index with term vectors.

@@ -30,7 +30,8 @@ def average(query_vec: FloatArray, doc_vecs: FloatArray) -> npt.NDArray[np.float
     >>> average(np.array([1.0, 0, 2]), np.array([[0.0, 1, 1], [2, 1, 0], [1, 1, 2]])).tolist()
     [1.0, 0.75, 1.25]
     """
-    return (query_vec + doc_vecs.sum(axis=0, dtype=np.float64)) / (len(doc_vecs) + 1)
+    total: npt.NDArray[np.float64] = query_vec + doc_vecs.sum(axis=0, dtype=np.float64)
+    return total / (len(doc_vecs) + 1)
 
 
 def rocchio(
@@ -58,7 +59,8 @@ def rocchio(
     >>> rocchio(np.array([1.0, 0, 2]), docs, docs[:0], 0.4, 0.6, 0.0).round(6).tolist()
     [1.0, 0.6, 1.1]
     """
-    new = alpha * query_vec.astype(np.float64) + beta * positive.mean(axis=0, dtype=np.float64)
+    new: npt.NDArray[np.float64] = alpha * query_vec.astype(np.float64)
+    new = new + beta * positive.mean(axis=0, dtype=np.float64)
     if len(negative):
         new = new - gamma * negative.mean(axis=0, dtype=np.float64)
     return new
@@ -94,9 +96,9 @@ class Rocchio(VectorFeedback):
     Gives: qid, query, query_vec
 
     Fewer than ``fb_docs`` documents are divided by their own number; with none the query stays.
-    Nothing is normalised, scores are not used, the new vector is float32. With ``neg_docs`` the last
-    documents of the given list count as not relevant, so the first pass decides how deep that is
-    (a short list may hold a document on both sides, as in Pyserini).
+    Nothing is normalised, scores are not used, the new vector is float32. With ``neg_docs`` the
+    last documents of the given list count as not relevant, so the first pass decides how deep that
+    is (a short list may hold a document on both sides, as in Pyserini).
 
     Source: Li et al., ACM TOIS, arXiv 2108.11044, section 4 (Rocchio with alpha and beta) and its
     Table 4 for the defaults; the negative part is Pyserini's, off as in the paper.

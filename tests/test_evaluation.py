@@ -18,17 +18,10 @@ import pytest
 import pytrec_eval
 import scipy.stats
 
+from prf.comparison import _bonferroni, _holm, compare
 from prf.errors import EvaluationError, FileFormatError, FrameError, PrfWarning, SpecError
-from prf.evaluate import (
-    PRESETS,
-    Evaluation,
-    _bonferroni,
-    _holm,
-    compare,
-    evaluate,
-    parse_measures,
-    render,
-)
+from prf.evaluation import PRESETS, Evaluation, evaluate, parse_measures
+from prf.tables import render
 from prf.trec import write_run
 
 SHARED = Path(os.environ.get("PRF_SHARED", Path(__file__).parents[1].parent / "shared"))
@@ -868,7 +861,7 @@ def test_nothing_to_show_is_an_error():
 
 def test_import_is_light():
     code = (
-        "import sys, prf.evaluate;"
+        "import sys, prf.tables;"
         "heavy = {'torch', 'faiss', 'jnius', 'scipy', 'ir_datasets'};"
         "print(sorted(heavy.intersection(sys.modules)))"
     )

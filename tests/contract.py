@@ -1,0 +1,172 @@
+"""What every stage owes, and an example of each.
+
+A new stage needs one line in ``EXAMPLES``: its class name and how to make an instance and an input
+frame of ``Material`` (see conftest.py). ``test_contract.py`` then runs every contract over it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import DATA, Material
+from pytest import MarkDecorator
+
+import prf.encode
+import prf.feedback
+import prf.retrieve
+from prf.feedback import RM3, AveragePrf, Rocchio, RocchioTerms
+from prf.frames import attach_queries, column, objects
+from prf.pipeline import (
+    REGISTRY,
+    Compose,
+    Concatenate,
+    Cutoff,
+    Features,
+    Intersection,
+    Scale,
+    Sum,
+    Transformer,
+    Union,
+)
+from prf.retrieve import BM25, DenseRetriever, Text, Vectors
+
+QIDS = ["NA", "007", "with space", "30_1", "ü漢", "1e3"]
+TEXTS = ["cats and dogs", "fish oil", "nan", "information retrieval", "café", "hypertension"]
+DEPTH = 8
+
+
+def user_module(name: str) -> None:
+    """Imports a file of tests/data as a user's module, once."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, DATA / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+
+
+user_module("weighted_average")
+from weighted_average import WeightedAverage
+
+
+@dataclass(frozen=True)
+class Example:
+    """A stage and a frame it takes; ``atol`` where a batch may change the last bits."""
+
+    stage: Transformer
+    frame: pd.DataFrame
+    atol: float = 0.0
+
+
+def query_frame(material: Material) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "qid": column(objects(QIDS)),
+            "query": column(objects(TEXTS)),
+            "query_vec": column(objects(material.vectors[: len(QIDS)])),
+        }
+    )
+
+
+def result_frame(material: Material) -> pd.DataFrame:
+    """Returns results with ties, in canonical order: DEPTH documents a query."""
+    docnos = sorted(docno for docno, _ in material.docs)
+    text, vec = (
+        dict(material.docs),
+        dict(zip((d for d, _ in material.docs), material.vectors, strict=True)),
+    )
+    chosen = [
+        (qid, docnos[(3 * i + j) % len(docnos)], 9.0 - j // 3)
+        for i, qid in enumerate(QIDS)
+        for j in range(DEPTH)
+    ]
+    frame = pd.DataFrame(
+        {
+            "qid": column(objects(qid for qid, _, _ in chosen)),
+            "docno": column(objects(docno for _, docno, _ in chosen)),
+            "score": np.array([score for _, _, score in chosen]),
+            "text": column(objects(text[docno] for _, docno, _ in chosen)),
+            "doc_vec": column(objects(vec[docno] for _, docno, _ in chosen)),
+        }
+    )
+    return prf.frames.ranked(attach_queries(query_frame(material), frame))
+
+
+def _query_encoder(m: Material) -> Example:
+    return Example(prf.encode.QueryEncoder("minilm"), query_frame(m)[["qid", "query"]], 1e-5)
+
+
+def _query_vectors(m: Material) -> Example:
+    np.save(m.folder / "odd.npy", m.vectors[: len(QIDS)])
+    (m.folder / "odd.txt").write_text("\n".join(QIDS), encoding="utf-8")
+    stage = prf.encode.QueryVectors(m.folder / "odd.npy", m.folder / "odd.txt")
+    return Example(stage, query_frame(m)[["qid", "query"]])
+
+
+def _bare(m: Material) -> pd.DataFrame:
+    return result_frame(m).drop(columns=["text", "doc_vec"])
+
+
+EXAMPLES: dict[str, Callable[[Material], Example]] = {
+    "AveragePrf": lambda m: Example(AveragePrf(2), result_frame(m)),
+    "BM25": lambda m: Example(BM25(m.lucene, k=5, threads=1), query_frame(m)),
+    "Compose": lambda m: Example(Compose((Scale(2.0), Cutoff(5))), result_frame(m)),
+    "Concatenate": lambda m: Example(Concatenate((Cutoff(2), Scale(-1.0))), result_frame(m)),
+    "Cutoff": lambda m: Example(Cutoff(3), result_frame(m)),
+    "DenseRetriever": lambda m: Example(DenseRetriever(m.dense, k=5), query_frame(m)),
+    "Features": lambda m: Example(Features((Scale(2.0), Cutoff(2))), result_frame(m)),
+    "Intersection": lambda m: Example(Intersection((Scale(-2.0), Cutoff(5))), result_frame(m)),
+    "QueryEncoder": _query_encoder,
+    "QueryVectors": _query_vectors,
+    "RM3": lambda m: Example(RM3(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
+    "Rocchio": lambda m: Example(Rocchio(2, 0.4, 0.6, 0.1, 2), result_frame(m)),
+    "RocchioTerms": lambda m: Example(RocchioTerms(m.lucene, fb_docs=3, gamma=0.15), _bare(m)),
+    "Scale": lambda m: Example(Scale(-0.5), result_frame(m)),
+    "Sum": lambda m: Example(Sum((Scale(2.0), Cutoff(2))), result_frame(m)),
+    "Text": lambda m: Example(Text(DATA / "docs.jsonl"), _bare(m)[lambda f: f["docno"] != "long"]),
+    "Union": lambda m: Example(Union((Scale(-1.0), Cutoff(2))), result_frame(m)),
+    "Vectors": lambda m: Example(Vectors(m.dense), _bare(m)),
+    "WeightedAverage": lambda m: Example(WeightedAverage(2, 0.5), result_frame(m)),
+}
+MARKS: dict[str, MarkDecorator] = {
+    "BM25": pytest.mark.java,
+    "RM3": pytest.mark.java,
+    "RocchioTerms": pytest.mark.java,
+    "QueryEncoder": pytest.mark.models,
+}
+
+NO_SOURCE = {
+    "Compose": "an operator",
+    "Concatenate": "an operator",
+    "Cutoff": "an operator",
+    "DenseRetriever": "exact inner products, no method",
+    "Features": "an operator",
+    "Intersection": "an operator",
+    "QueryEncoder": "runs the model it is given",
+    "QueryVectors": "reads a file",
+    "Scale": "an operator",
+    "Sum": "an operator",
+    "Text": "reads a source",
+    "Union": "an operator",
+    "Vectors": "reads an index",
+}
+"""Stages that implement no published method, and why."""
+
+STAGES = {name: REGISTRY[name] for name in sorted(REGISTRY)}
+"""What was registered when the tests were collected; other tests define stages of their own."""
+
+
+def example(name: str, material: Material) -> Example:
+    """Returns the example of a stage, or fails saying what to add."""
+    if name not in EXAMPLES:
+        pytest.fail(
+            f"stage {name} ({STAGES[name].__module__ if name in STAGES else 'new'}) has no example: "
+            f'add "{name}": lambda m: Example({name}(...), result_frame(m)) to EXAMPLES in '
+            "tests/contract.py, and a mark to MARKS if it needs Java or a model"
+        )
+    return EXAMPLES[name](material)
