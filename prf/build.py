@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from prf import index, lucene
+from prf import dense_build, lucene
+from prf.dense_build import OnEmpty
 from prf.encode import load_encoder, weights_digest
 from prf.errors import IndexStateError, PrfWarning
 from prf.frames import FloatArray, IntArray
-from prf.index import OnEmpty, Similarity
+from prf.index import Similarity
 from prf.trec import PathLike, read_docs
 
 Documents = PathLike | Iterable[tuple[str, str]]
@@ -130,7 +131,7 @@ def build_dense(
         encoded += len(texts)
         return model.encode(texts, "document", batch_size=batch_size, truncated=count)
 
-    meta = index.build(
+    meta = dense_build.build(
         path,
         pairs,
         encode,
@@ -179,7 +180,7 @@ def build_vectors(
         The index's metadata.
     """
     _refuse_existing(path, force)
-    return index.build_from_vectors(
+    return dense_build.build_from_vectors(
         path,
         vectors,
         ids,

@@ -1,8 +1,9 @@
-"""Material every test may use: the shared collections, and small real indexes of nasty documents."""
+"""Material every test may use: shared collections, and small real indexes of nasty documents."""
 
 from __future__ import annotations
 
 import os
+import sys
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach a model hub
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "data"))  # a user's own module is there
 
 from prf import build_lucene, build_vectors, read_docs, read_topics
 from prf.frames import column, objects
@@ -19,6 +22,16 @@ from prf.frames import column, objects
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(__file__).parent / "data"
 SHARED = Path(os.environ.get("PRF_SHARED", ROOT.parent / "shared"))
+
+# The same examples on every machine and run; a busy machine is no failure.
+settings.register_profile(
+    "prf",
+    derandomize=True,
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("prf")
 
 LONG_DOC = ("long", "words " * 5000)
 LONG_TOPIC = ("long", "fish " * 600)
@@ -91,7 +104,7 @@ def results(*rows: tuple[Any, ...], names: str = "qid query docno score") -> pd.
 
 def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Returns the rows as plain Python values, so that == compares them exactly."""
-    records = frame.to_dict("records")
     return [
-        {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in r.items()} for r in records
+        {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in row.items()}
+        for row in frame.to_dict("records")
     ]

@@ -6,22 +6,19 @@ frame of ``Material`` (see conftest.py). ``test_contract.py`` then runs every co
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import DATA, Material
-from pytest import MarkDecorator
+from conftest import Material
+from weighted_average import WeightedAverage
 
-import prf.encode
-import prf.feedback
-import prf.retrieve
+from prf.encode import QueryEncoder, QueryVectors
 from prf.feedback import RM3, AveragePrf, Rocchio, RocchioTerms
-from prf.frames import attach_queries, column, objects
+from prf.frames import attach_queries, column, objects, ranked
 from prf.pipeline import (
     REGISTRY,
     Compose,
@@ -39,19 +36,6 @@ from prf.retrieve import BM25, DenseRetriever, Text, Vectors
 QIDS = ["NA", "007", "with space", "30_1", "ü漢", "1e3"]
 TEXTS = ["cats and dogs", "fish oil", "nan", "information retrieval", "café", "hypertension"]
 DEPTH = 8
-
-
-def user_module(name: str) -> None:
-    """Imports a file of tests/data as a user's module, once."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, DATA / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-
-
-user_module("weighted_average")
-from weighted_average import WeightedAverage
 
 
 @dataclass(frozen=True)
@@ -94,17 +78,17 @@ def result_frame(material: Material) -> pd.DataFrame:
             "doc_vec": column(objects(vec[docno] for _, docno, _ in chosen)),
         }
     )
-    return prf.frames.ranked(attach_queries(query_frame(material), frame))
+    return ranked(attach_queries(query_frame(material), frame))
 
 
 def _query_encoder(m: Material) -> Example:
-    return Example(prf.encode.QueryEncoder("minilm"), query_frame(m)[["qid", "query"]], 1e-5)
+    return Example(QueryEncoder("minilm"), query_frame(m)[["qid", "query"]], 1e-5)
 
 
 def _query_vectors(m: Material) -> Example:
     np.save(m.folder / "odd.npy", m.vectors[: len(QIDS)])
     (m.folder / "odd.txt").write_text("\n".join(QIDS), encoding="utf-8")
-    stage = prf.encode.QueryVectors(m.folder / "odd.npy", m.folder / "odd.txt")
+    stage = QueryVectors(m.folder / "odd.npy", m.folder / "odd.txt")
     return Example(stage, query_frame(m)[["qid", "query"]])
 
 
@@ -128,12 +112,12 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "RocchioTerms": lambda m: Example(RocchioTerms(m.lucene, fb_docs=3, gamma=0.15), _bare(m)),
     "Scale": lambda m: Example(Scale(-0.5), result_frame(m)),
     "Sum": lambda m: Example(Sum((Scale(2.0), Cutoff(2))), result_frame(m)),
-    "Text": lambda m: Example(Text(DATA / "docs.jsonl"), _bare(m)[lambda f: f["docno"] != "long"]),
+    "Text": lambda m: Example(Text(m.dense), _bare(m)),
     "Union": lambda m: Example(Union((Scale(-1.0), Cutoff(2))), result_frame(m)),
     "Vectors": lambda m: Example(Vectors(m.dense), _bare(m)),
     "WeightedAverage": lambda m: Example(WeightedAverage(2, 0.5), result_frame(m)),
 }
-MARKS: dict[str, MarkDecorator] = {
+MARKS: dict[str, pytest.MarkDecorator] = {
     "BM25": pytest.mark.java,
     "RM3": pytest.mark.java,
     "RocchioTerms": pytest.mark.java,
@@ -161,11 +145,12 @@ STAGES = {name: REGISTRY[name] for name in sorted(REGISTRY)}
 """What was registered when the tests were collected; other tests define stages of their own."""
 
 
+@cache
 def example(name: str, material: Material) -> Example:
     """Returns the example of a stage, or fails saying what to add."""
     if name not in EXAMPLES:
         pytest.fail(
-            f"stage {name} ({STAGES[name].__module__ if name in STAGES else 'new'}) has no example: "
+            f"stage {name} has no example: "
             f'add "{name}": lambda m: Example({name}(...), result_frame(m)) to EXAMPLES in '
             "tests/contract.py, and a mark to MARKS if it needs Java or a model"
         )

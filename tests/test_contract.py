@@ -260,7 +260,8 @@ def test_docstring_says_the_declared_columns(given: Example) -> None:
     doc = type(given.stage).__doc__ or ""
     needs = re.search(r"^\s*Needs: (.*)$", doc, re.M)
     gives = re.search(r"^\s*Gives: (.*)$", doc, re.M)
-    assert needs and gives, "docstring has no lines Needs: and Gives:"
+    assert needs, "docstring has no line Needs:"
+    assert gives, "docstring has no line Gives:"
     assert needs[1].split(", ") == list(given.stage.needs)
     assert gives[1].split(", ") == given.stage.outputs(given.stage.needs)
 

@@ -107,7 +107,7 @@ def test_short_list_may_hold_a_document_on_both_sides() -> None:
 
 
 def test_no_documents_leave_the_query_as_it_is() -> None:
-    out = Rocchio()(found().head(0), found().head(1)[["qid", "query", "query_vec"]])
+    out = Rocchio().transform(found().head(0), found().head(1)[["qid", "query", "query_vec"]])
     assert plain(out) == [{"qid": "q", "query": "text", "query_vec": [1, 0, 2]}]
 
 
@@ -301,14 +301,14 @@ def test_term_feedback_reads_exactly_fb_docs(n: int, worked_index: str) -> None:
 @pytest.mark.java
 def test_query_without_documents_gets_its_analysed_terms(worked_index: str) -> None:
     """Q4."""
-    out = RM3(worked_index)(WORKED.head(0), queries(("q", "Cats and dogs")))
+    out = RM3(worked_index).transform(WORKED.head(0), queries(("q", "Cats and dogs")))
     assert out["query_toks"].tolist() == [{"cat": 1.0, "dog": 1.0}]
 
 
 @pytest.mark.java
 def test_second_feedback_starts_from_the_terms_of_the_first(worked_index: str) -> None:
     once = RM3(worked_index)(WORKED)
-    again = RM3(worked_index, fb_lambda=1.0)(WORKED, once)
+    again = RM3(worked_index, fb_lambda=1.0).transform(WORKED, once)
     assert again["query_toks"].iat[0] == pytest.approx(once["query_toks"].iat[0], abs=1e-6)
 
 
@@ -334,7 +334,7 @@ def test_plain_text_is_never_a_query_language(material: Material) -> None:
     stage = BM25(material.lucene, k=5, threads=1)
     pairs = [
         ("dogs AND -cats", "dogs cats"),
-        ("text:fish", "text fish"),
+        ("title: fish", "title fish"),
         ("fish^2 ~oil", "fish 2 oil"),
     ]
     for written, words in pairs:
@@ -434,7 +434,7 @@ def test_method_sees_single_precision_arrays_whatever_the_frame_holds(own: Any) 
 
 def test_method_is_not_called_without_documents(own: Any) -> None:
     own.Fails(fb_docs=0)(found())
-    own.Fails()(found().head(0), found().head(1)[["qid", "query", "query_vec"]])
+    own.Fails().transform(found().head(0), found().head(1)[["qid", "query", "query_vec"]])
 
 
 def test_vectors_of_two_encoders_are_refused(own: Any) -> None:
@@ -456,7 +456,7 @@ def test_bad_document_vector_names_stage_column_qid_and_docno(bad: Any) -> None:
 def test_results_of_an_unknown_query_are_refused() -> None:
     others = queries(("other", "x")).assign(query_vec=[QUERY])
     with pytest.raises(FrameError, match="results hold qid 'q', which is not a query"):
-        AveragePrf()(found(), others)
+        AveragePrf().transform(found(), others)
 
 
 def test_text_feedback_pushes_the_old_text(own: Any) -> None:
@@ -468,7 +468,7 @@ def test_text_feedback_pushes_the_old_text(own: Any) -> None:
 
 def test_text_feedback_pushes_for_all_queries_alike(own: Any) -> None:
     frame = results(("q", "cats", "d1", 1.0, "purr"), names="qid query docno score text")
-    out = own.AddsWords()(frame, queries(("p", "dogs"), ("q", "cats")))
+    out = own.AddsWords().transform(frame, queries(("p", "dogs"), ("q", "cats")))
     assert out[["query", "query_0"]].values.tolist() == [["dogs", "dogs"], ["cats purr", "cats"]]
 
 

@@ -20,10 +20,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prf import index
+from prf import dense_build, knn
+from prf.dense_build import build, build_from_vectors
 from prf.errors import FileFormatError, FrameError, IndexStateError, PrfWarning, SpecError
 from prf.frames import Hits
-from prf.index import build, build_from_vectors, open_index, top_k, unit, verify
+from prf.index import VectorIndex, open_index, verify
+from prf.knn import top_k, unit
 
 ROOT = Path(__file__).resolve().parents[1]
 ODD = ["NA", "007", "a,b", "null", "nan", "-", "x#1", 'a"b', "it's", "p/q%\\", "d" * 300, "é中😀"]
@@ -48,7 +50,7 @@ def contents(folder: Path) -> dict[str, object]:
     return files
 
 
-def vectors_index(path: Path, vectors, ids=None, **options) -> index.VectorIndex:
+def vectors_index(path: Path, vectors, ids=None, **options) -> VectorIndex:
     vectors = np.asarray(vectors, dtype=np.float32)
     ids = [f"d{i:04d}" for i in range(len(vectors))] if ids is None else ids
     build_from_vectors(path, vectors, ids, **options)
@@ -64,7 +66,7 @@ def _fast_disk() -> Iterator[None]:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> index.VectorIndex:
+def small(tmp_path: Path) -> VectorIndex:
     make(tmp_path / "small", with_text=True)
     return open_index(tmp_path / "small")
 
@@ -307,7 +309,7 @@ def test_ready_vectors_come_back(tmp_path, dtype):
 
 
 def test_ready_vectors_longer_than_one_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "_COPY_ROWS", 4)
+    monkeypatch.setattr(dense_build, "COPY_ROWS", 4)
     vectors = np.arange(22, dtype=np.float32).reshape(11, 2)
     np.testing.assert_array_equal(vectors_index(tmp_path / "x", vectors).vectors, vectors)
 
@@ -537,7 +539,7 @@ KILLED = """
 import sys, time
 sys.path[:0] = [{root!r}, {tests!r}]
 from test_index import DOCS, encode
-from prf.index import build
+from prf.dense_build import build
 def slow(texts):
     time.sleep(0.02)
     return encode(texts)
@@ -602,7 +604,8 @@ MEMORY = """
 import resource, sys
 sys.path.insert(0, {root!r})
 import numpy as np
-from prf.index import build, open_index
+from prf.dense_build import build
+from prf.index import open_index
 def encode(texts):
     return np.full((len(texts), 64), len(texts[0]), dtype=np.float32)
 def docs():
@@ -995,7 +998,7 @@ def test_very_many_ties_do_not_pile_up(tmp_path, monkeypatch):
     names = [f"d{i}" for i in dice.permutation(400)]
     opened = vectors_index(tmp_path / "x", vectors, names)
     expected = opened.search(queries, 7)
-    monkeypatch.setattr(index, "_SPARE", 3)
+    monkeypatch.setattr(knn, "_SPARE", 3)
     assert same(opened.search(queries, 7, block_bytes=200), expected)
 
 
@@ -1004,7 +1007,7 @@ def test_groups_of_queries_do_not_show(tmp_path, monkeypatch):
     opened = vectors_index(tmp_path / "x", dice.normal(size=(300, 5)))
     queries = dice.normal(size=(20, 5)).astype(np.float32)
     expected = opened.search(queries, 9)
-    monkeypatch.setattr(index, "_GROUP", 3)
+    monkeypatch.setattr(knn, "_GROUP", 3)
     assert same(opened.search(queries, 9), expected)
 
 
@@ -1045,24 +1048,24 @@ def test_bad_search_option_is_refused(small, name, value):
 
 def test_blas_threads_are_as_before(small):
     """P6: also when searches overlap and one fails"""
-    before = [library["num_threads"] for library in index._blas().info()]
+    before = [library["num_threads"] for library in knn._blas().info()]
     searches = [threading.Thread(target=small.search, args=(encode(["a"]), 3)) for _ in range(8)]
     for search in searches:
         search.start()
     for search in searches:
         search.join()
-    with pytest.raises(RuntimeError, match="lost"), index._one_blas_thread:
+    with pytest.raises(RuntimeError, match="lost"), knn._one_blas_thread:
         raise RuntimeError("lost")
-    assert [library["num_threads"] for library in index._blas().info()] == before
+    assert [library["num_threads"] for library in knn._blas().info()] == before
 
 
 def test_rounding_where_float64_is_exactly_halfway():
     """The last term decides, 2**-80 below what float64 can see."""
     half = 2.0**-24
-    assert index._rounded_sum([1.0, half]) == np.float32(1)
-    assert index._rounded_sum([1.0, half, 2.0**-80]) == np.float32(1) + np.float32(2**-23)
-    assert index._rounded_sum([1.0, half, -(2.0**-80)]) == np.float32(1)
-    assert index._rounded_sum([-1.0, -half, -(2.0**-80)]) == -np.float32(1) - np.float32(2**-23)
+    assert knn._rounded_sum([1.0, half]) == np.float32(1)
+    assert knn._rounded_sum([1.0, half, 2.0**-80]) == np.float32(1) + np.float32(2**-23)
+    assert knn._rounded_sum([1.0, half, -(2.0**-80)]) == np.float32(1)
+    assert knn._rounded_sum([-1.0, -half, -(2.0**-80)]) == -np.float32(1) - np.float32(2**-23)
 
 
 def test_scores_just_beside_halfway_are_rounded_right():
@@ -1091,7 +1094,7 @@ def test_pool_ranking_is_exact_on_real_vectors(tmp_path):
     assert np.diff(hits.ptr).tolist() == [1000] * len(queries)
     which = np.repeat(np.arange(len(queries)), 1000)
     terms = opened.vectors[hits.ids].astype(np.float64) * queries[which].astype(np.float64)
-    exact = [float(index._rounded_sum(row)) for row in terms.tolist()]
+    exact = [float(knn._rounded_sum(row)) for row in terms.tolist()]
     assert hits.scores.tolist() == exact
     full = queries.astype(np.float64) @ opened.vectors.astype(np.float64).T
     kth = hits.scores[999::1000].astype(np.float64)
