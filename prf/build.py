@@ -12,7 +12,7 @@ import numpy as np
 
 from prf import dense_build, lucene
 from prf.dense_build import OnEmpty
-from prf.encode import load_encoder, weights_digest
+from prf.encode import Encoder, load_encoder, weights_digest
 from prf.errors import IndexStateError, PrfWarning
 from prf.frames import FloatArray, IntArray
 from prf.index import Similarity
@@ -79,6 +79,23 @@ def build_lucene(
     )
 
 
+class _Counted:
+    """Encodes documents and counts those longer than the model takes."""
+
+    def __init__(self, model: Encoder, batch_size: int) -> None:
+        self.encoded = self.cut = 0
+        self._model, self._batch_size = model, batch_size
+
+    def __call__(self, texts: Sequence[str]) -> FloatArray:
+        self.encoded += len(texts)
+        return self._model.encode(
+            texts, "document", batch_size=self._batch_size, truncated=self._note
+        )
+
+    def _note(self, rows: IntArray) -> None:
+        self.cut += len(rows)
+
+
 def build_dense(
     path: PathLike,
     docs: Documents,
@@ -120,17 +137,7 @@ def build_dense(
     description = {**model.description, "weights_sha256": weights_digest(encoder)}
     similarity: Similarity = "cosine" if description["similarity"] == "cosine" else "dot"
 
-    cut = encoded = 0
-
-    def count(rows: IntArray) -> None:
-        nonlocal cut
-        cut += len(rows)
-
-    def encode(texts: Sequence[str]) -> FloatArray:
-        nonlocal encoded
-        encoded += len(texts)
-        return model.encode(texts, "document", batch_size=batch_size, truncated=count)
-
+    encode = _Counted(model, batch_size)
     meta = dense_build.build(
         path,
         pairs,
@@ -143,9 +150,9 @@ def build_dense(
         progress=progress,
         source=source or name,
     )
-    if cut:
+    if encode.cut:
         warnings.warn(
-            f"{cut:,} of the {encoded:,} documents encoded now are longer than the "
+            f"{encode.cut:,} of the {encode.encoded:,} documents encoded now are longer than the "
             f"{model.max_length} tokens of '{encoder}' and were cut",
             PrfWarning,
             stacklevel=2,

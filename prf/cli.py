@@ -175,7 +175,10 @@ def index(
     else:
         _refuse(own, ("docs",), "for a Lucene index; --encoder makes a dense one")
         build = partial(build_lucene, path, docs, **documents)  # type: ignore[arg-type]
-    meta = build(force=force)
+    _report_index(build(force=force), path)
+
+
+def _report_index(meta: dict[str, Any], path: Path) -> None:
     kind = "Lucene" if meta["kind"] == "lucene" else meta["kind"]
     empty = f", {meta['empty_documents']:,} without text" if meta["empty_documents"] else ""
     _say(f"{kind} index '{path}': {_many(meta['documents'], 'document', 'documents')}{empty}")
@@ -234,16 +237,14 @@ def search(
     # What can fail is read before the long work.
     frame = read_topics(topics)
     judged = None if qrels is None else read_qrels(qrels)
-    measures = list(measure or file.measures or ("default",))
-    parse_measures(measures)
+    parse_measures(measures := list(measure or file.measures or ("default",)))
     if judged is not None and not set(judged["qid"]) & set(frame["qid"]):
         raise EvaluationError(f"judgments '{qrels}' and topics '{topics}' share no qid")
-    given = next((name for name in (tag, file.tag) if name is not None), pipeline.stem)
     outcome = search_topics(
         stages,
         frame,
         run,
-        tag=given,
+        tag=next((name for name in (tag, file.tag) if name is not None), pipeline.stem),
         batch_size=batch_size,
         force=force,
         reuse=reuse,

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -118,21 +118,11 @@ def search(
         except SpecError:
             if not force:
                 raise
-    log, found, start = Log(), dict[str, int](), time.perf_counter()
-    with ExitStack() as stack:
-        writer = stack.enter_context(RunWriter(run, tag, force=force))
-        bar = stack.enter_context(tqdm(total=len(frame), unit="query", disable=not progress))
-        stack.enter_context(logging_to(log))
-        for batch in batches(frame, batch_size):
-            with _timed(log, pipeline):
-                results = pipeline.transform(batch)
-            writer.write(results)
-            found.update(Counter(results["qid"]))
-            bar.update(len(batch))
-        # A pipeline of two passes tells twice of the same query.
-        log.notices = {what: list(dict.fromkeys(qids)) for what, qids in log.notices.items()}
-        # Between the two files a kill leaves a run without a record, never with another's.
-        record_path(run).unlink(missing_ok=True)
+    start = time.perf_counter()
+    with tqdm(total=len(frame), unit="query", disable=not progress) as bar:
+        log, found = _run(
+            pipeline, batches(frame, batch_size), RunWriter(run, tag, force=force), bar
+        )
     record = {
         "run": run.name,
         "run_sha256": _sha256(run),
@@ -155,6 +145,25 @@ def batches(frame: pd.DataFrame, size: int) -> Iterator[pd.DataFrame]:
     """Yields the query frame in pieces of at most ``size`` queries; an empty one once."""
     for start in range(0, max(len(frame), 1), size):
         yield frame.iloc[start : start + size].reset_index(drop=True)
+
+
+def _run(
+    pipeline: Transformer, pieces: Iterator[pd.DataFrame], writer: RunWriter, bar: Any
+) -> tuple[Log, Counter[str]]:
+    """Writes the results of all batches; returns what happened and the results per query."""
+    log, found = Log(), Counter[str]()
+    with writer, logging_to(log):
+        for batch in pieces:
+            with _timed(log, pipeline):
+                results = pipeline.transform(batch)
+            writer.write(results)
+            found.update(results["qid"])
+            bar.update(len(batch))
+        # Between the two files a kill leaves a run without a record, never with another's.
+        record_path(writer.path).unlink(missing_ok=True)
+    # A pipeline of two passes tells twice of the same query.
+    log.notices = {what: list(dict.fromkeys(qids)) for what, qids in log.notices.items()}
+    return log, found
 
 
 @contextmanager
@@ -254,10 +263,10 @@ def _folder_state(folder: Path) -> str:
 
 
 def _counts(
-    pipeline: Transformer, topics: pd.DataFrame, found: dict[str, int], log: Log
+    pipeline: Transformer, topics: pd.DataFrame, found: Counter[str], log: Log
 ) -> dict[str, Any]:
     k = _final_k(pipeline)
-    per_query = {qid: int(found.get(qid, 0)) for qid in topics["qid"]}
+    per_query = {qid: found[qid] for qid in topics["qid"]}
     return {
         "counts": {
             "queries": len(topics),

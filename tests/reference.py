@@ -141,7 +141,9 @@ class Pyserini:
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": str(ROOT),
         }
-        self._log = (Path(os.environ.get("PRF_REFERENCE_LOG", os.devnull))).open("w")
+        self._log = (Path(os.environ.get("PRF_REFERENCE_LOG", os.devnull))).open(
+            "w", encoding="utf-8"
+        )
         self._process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
@@ -283,12 +285,38 @@ def _start_java() -> None:
         import jnius  # noqa: F401
 
 
+@cache
+def _faiss(index: str, queries: str) -> Any:
+    from pyserini.search.faiss import FaissSearcher
+
+    return FaissSearcher(index, object()), np.load(queries)  # vectors are given, nothing is encoded
+
+
+def _dense_seconds(index: str, queries: str, threads: int) -> float:
+    from pyserini.search.faiss import DenseVectorRocchioPrf
+
+    searcher, vectors = _faiss(index, queries)
+    qids = [str(row) for row in range(len(vectors))]
+    start = time.perf_counter()
+    prf = DenseVectorRocchioPrf(alpha=0.4, beta=0.6, gamma=0, topk=5, bottomk=0)
+    given, found = searcher.batch_search(vectors, qids, k=5, threads=threads, return_vector=True)
+    new = prf.get_batch_prf_q_emb(qids, given, found)
+    searcher.batch_search(new, qids, k=DEPTH, threads=threads)
+    return time.perf_counter() - start
+
+
 def _serve() -> None:
     # Java and Pyserini write to stdout as they please, so the answers go out by another door.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
         _start_java()
-        functions = {"search": _search, "seconds": _seconds, "terms": _terms, "vectors": _vectors}
+        functions = {
+            "search": _search,
+            "seconds": _seconds,
+            "terms": _terms,
+            "vectors": _vectors,
+            "dense_seconds": _dense_seconds,
+        }
         for line in sys.stdin:
             request = json.loads(line)
             try:

@@ -1,4 +1,4 @@
-"""BM25, RM3 and Rocchio over terms give what Pyserini gives on the same index, and known figures."""
+"""BM25, RM3 and Rocchio over terms give what Pyserini gives on the same index; known figures."""
 
 from __future__ import annotations
 

@@ -365,7 +365,8 @@ def test_documents_that_are_cut_are_counted(tmp_path: Path) -> None:
 def test_trace_of_term_feedback_marks_new_terms(tmp_path: Path) -> None:
     from prf import RM3
 
-    build_lucene(tmp_path / "ix", [("a", "apple pear"), ("b", "plum")])
+    others = [(f"d{i}", f"plum{i}") for i in range(30)]
+    build_lucene(tmp_path / "ix", [("a", "apple pear"), *others])
     index = str(tmp_path / "ix")
     lines = list(trace(BM25(index) >> RM3(index, filter_terms=False) >> BM25(index), "apples"))
     terms = [line.split() for line in lines if line.startswith("      0.")]
