@@ -1,7 +1,8 @@
 """The Java machine behind the Lucene index: found, started once, kept silent.
 
 Nothing here runs on import. Lucene comes out of the Anserini jar that the ``pyserini`` package
-carries; that package itself is never imported (ten seconds, and it wants an API key).
+carries; that package itself is never imported (ten seconds, and it wants an API key). Whole batches
+cross into Java and back as byte arrays, which are packed and unpacked here.
 """
 
 from __future__ import annotations
@@ -11,13 +12,22 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prf.errors import MissingDependency, require
+import numpy as np
+
+from prf.errors import (
+    IndexStateError,
+    MissingDependency,
+    PrfError,
+    SpecError,
+    require,
+    shorten,
+)
 
 MINIMUM = 21
 """The first Java version that the Anserini jar runs on."""
@@ -97,6 +107,93 @@ def java_class(name: str) -> Any:
     import jnius
 
     return jnius.autoclass(name)
+
+
+class Caller:
+    """Calls Java, turns byte arrays into bytes and Java's exceptions into ours.
+
+    Args:
+        where: What is being worked on, for messages: ``index /path``.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        import jnius
+
+        try:
+            answer = function(*args)
+        except jnius.JavaException as error:
+            raise self._translate(error) from error
+        return answer.tostring() if hasattr(answer, "tostring") else answer
+
+    def _translate(self, error: Any) -> PrfError:
+        name = str(error.classname or "").rsplit(".", 1)[-1].rsplit("$", 1)[-1]
+        detail = shorten(str(error.innermessage or ""), 300)
+        if name == "OutOfMemoryError":
+            return PrfError(
+                f"{self.where}: Java ran out of memory ({detail}); use fewer threads or a smaller "
+                "batch, or give it more: JAVA_TOOL_OPTIONS=-Xmx8g"
+            )
+        if name.startswith("IndexFormatToo"):
+            age = "an older" if name.endswith("OldException") else "a newer"
+            return IndexStateError(
+                f"{self.where} was written by {age} Lucene than this one can read ({detail}); "
+                "rebuild it with `prf index`"
+            )
+        if name == "InvalidPathException":
+            return SpecError(
+                f"{self.where}: Java cannot write this name in the locale that it was started in; "
+                "set LC_ALL=C.UTF-8, or choose a name in ASCII"
+            )
+        if name == "IllegalStateException":
+            return PrfError(f"{self.where}: {error.innermessage}")
+        return IndexStateError(
+            f"{self.where} cannot be used; Lucene says {name}: {detail}; "
+            "check the disk, or rebuild it with `prf index --force`"
+        )
+
+
+def pack_int32(values: Sequence[int]) -> bytes:
+    """Returns little-endian int32, as the Java side reads them."""
+    return np.array(values, dtype="<i4").tobytes()
+
+
+def pack_strings(encoded: Sequence[bytes]) -> bytes:
+    """Returns a block of UTF-8 strings: their lengths, then all of them."""
+    return pack_int32([len(item) for item in encoded]) + b"".join(encoded)
+
+
+def unpack_strings(answer: bytes, offset: int, n: int) -> list[str]:
+    """Reads a block of n strings."""
+    lengths = np.frombuffer(answer, "<i4", n, offset)
+    start = offset + 4 * n
+    ends = (start + np.cumsum(lengths, dtype=np.int64)).tolist()
+    return [
+        answer[left:right].decode("utf-8")
+        for left, right in zip([start, *ends[:-1]], ends, strict=False)
+    ]
+
+
+def utf8(text: str) -> bytes:
+    """Encodes text; half a surrogate pair, which is no character, becomes a question mark."""
+    return text.encode("utf-8", "replace")
+
+
+def workers(threads: int) -> int:
+    """Returns how many Java threads to use: ``threads``, or all cores for 0.
+
+    Raises:
+        SpecError: For anything but a whole number of 0 or more.
+    """
+    if not isinstance(threads, (int, np.integer)) or threads < 0:
+        raise SpecError(f"threads={threads!r}; it must be 0 (all cores) or more")
+    if threads:
+        return int(threads)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _start() -> JavaRuntime:

@@ -1,7 +1,9 @@
-"""Lucene indexes: build, open, search bags of weighted terms, read term vectors and texts.
+"""Lucene indexes: open, search bags of weighted terms, read term vectors and texts.
 
 An index is a folder that Anserini and Pyserini open as theirs, plus ``prf.json`` with what went
-into it. Indexes that Anserini built open as well. The analysis is always Anserini's English one.
+into it; ``prf.lucene_build`` makes it. There are two kinds: of texts, analysed as Anserini does and
+searched with BM25, and of impacts, whose terms come with whole-number weights from a learned sparse
+encoder and are searched by dot product. Indexes that Anserini built open as well.
 
 Documents have internal numbers (*ids*); in an index built here they are the documents in input
 order. Whole batches cross into Java and back, and rankings depend neither on the number of threads
@@ -14,59 +16,46 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
-import uuid
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from prf import jvm
-from prf.errors import (
-    FileFormatError,
-    IndexStateError,
-    PrfError,
-    PrfWarning,
-    SpecError,
-    did_you_mean,
-    shorten,
-)
+from prf.errors import IndexStateError, SpecError, shorten
 from prf.frames import Hits, ObjectArray, objects
+from prf.jvm import pack_int32, pack_strings, unpack_strings, utf8
+from prf.lucene_build import (
+    BATCH_DOCUMENTS,
+    META,
+    Kind,
+    batches,
+    digest_document,
+    digest_impacts,
+    leftovers,
+    read_meta,
+)
+from prf.lucene_build import build as build
+from prf.lucene_build import build_impact as build_impact
 
-try:
-    import fcntl
-except ImportError:  # Windows: two builds of one index at a time are not told apart
-    fcntl = None  # type: ignore[assignment]
-
-FORMAT = 1
-"""Version of ``prf.json``."""
-
-META = "prf.json"
-ANALYZER = "anserini DefaultEnglishAnalyzer (porter)"
-
-_LOCK_FILE = "prf.lock"
-_BATCH_DOCUMENTS = 5_000
-_BATCH_CHARACTERS = 4_000_000
 _QUERIES_PER_THREAD = 64
 _ANSWER_BYTES = 1 << 28
+_KINDS = {"lucene": "texts", "impact": "impacts"}
 
-OnEmpty = Literal["error", "skip", "keep"]
 IntIds = npt.NDArray[np.int64] | Sequence[int]
 
 
 class TermVectors(NamedTuple):
-    """Analysed terms of n documents; document i owns the slice ``ptr[i]:ptr[i + 1]``.
+    """Indexed terms of n documents; document i owns the slice ``ptr[i]:ptr[i + 1]``.
 
     ``terms`` are positions in ``vocabulary``, ``tf`` frequencies in the document, ``df`` the number
-    of documents of the whole index that hold a vocabulary term, ``lengths`` the tokens of each
-    document. A document without terms has an empty slice.
+    of documents of the whole index that hold a vocabulary term, ``cf`` how often all of them hold
+    it, ``lengths`` the tokens of each document. A document without terms has an empty slice. In an
+    impact index, weights stand for frequencies throughout.
     """
 
     ptr: npt.NDArray[np.int64]
@@ -74,6 +63,7 @@ class TermVectors(NamedTuple):
     tf: npt.NDArray[np.float32]
     vocabulary: list[str]
     df: npt.NDArray[np.int64]
+    cf: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
 
 
@@ -85,66 +75,6 @@ class Statistics(NamedTuple):
     tokens: int
 
 
-def build(
-    path: str | os.PathLike[str],
-    docs: Iterable[tuple[str, str]],
-    *,
-    on_empty: OnEmpty = "error",
-    force: bool = False,
-    progress: bool = False,
-    threads: int = 0,
-    source: str = "",
-) -> dict[str, Any]:
-    """Builds an index folder from (docno, text) pairs and returns what its ``prf.json`` says.
-
-    The folder appears under its name only when it is complete. What an interrupted build leaves in
-    the same parent folder (``.NAME.building-…``) is removed by the next build.
-
-    Args:
-        path: The folder to make; missing parents are made too.
-        docs: The documents; read once, never held in memory as a whole.
-        on_empty: What to do with a document whose text is empty or white space: refuse, leave it
-            out, or index it, so that it has a number but is never found.
-        force: Replaces an index that is there already, once the new one is complete.
-        progress: Shows a progress bar on stderr.
-        threads: Java threads; 0 for all cores. The index is the same whatever it is.
-        source: Where the documents come from, for ``prf.json``.
-
-    Raises:
-        IndexStateError: If the folder exists and ``force`` is not set, if it holds something that
-            is no index, or if another process is building it.
-        FileFormatError: For a repeated, empty or unencodable docno, a value that is not text, an
-            empty text under ``on_empty="error"``, or no documents at all; names the document.
-        SpecError: For an unknown ``on_empty`` or a negative number of threads.
-        MissingDependency: Without a usable Java.
-    """
-    target = Path(os.path.abspath(path))
-    if on_empty not in ("error", "skip", "keep"):
-        raise SpecError(
-            f"on_empty={on_empty!r} is none of error, skip, keep"
-            f"{did_you_mean(str(on_empty), ['error', 'skip', 'keep'])}"
-        )
-    workers = _workers(threads)
-    _check_target(target, force)
-    java = jvm.java_class("PrfLucene")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(target)
-    folder = target.with_name(f"{_prefix(target)}{uuid.uuid4().hex[:8]}")
-    folder.mkdir()
-    lock: IO[bytes] | None = _lock(folder)
-    try:
-        meta = _write(java, folder, target, docs, on_empty, progress, workers, source)
-        _check_target(target, force)
-        _unlock(folder, lock)
-        lock = None
-        _move(folder, target)
-    except BaseException:
-        _unlock(folder, lock)
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return meta
-
-
 def open_index(path: str | os.PathLike[str]) -> LuceneIndex:
     """Opens an index folder, ours or Anserini's; the same unchanged folder gives the same object.
 
@@ -154,12 +84,12 @@ def open_index(path: str | os.PathLike[str]) -> LuceneIndex:
     """
     folder = Path(os.path.realpath(path))
     if not folder.is_dir():
-        if _leftovers(folder):
+        if leftovers(folder):
             raise IndexStateError(f"index {folder} is half built; run `prf index` again")
         found = "it is a file" if folder.exists() else "there is no such folder"
         raise IndexStateError(f"index {folder}: {found}; build it with `prf index`")
     files = [entry for entry in folder.iterdir() if entry.name.startswith(("segments_", META))]
-    meta = _read_meta(folder)
+    meta = read_meta(folder)
     if meta and not meta.get("complete"):
         raise IndexStateError(f"index {folder} is half built; run `prf index --force` again")
     if not any(entry.name != META for entry in files):
@@ -186,10 +116,8 @@ def verify(path: str | os.PathLike[str]) -> None:
         return
     _expect(index, "documents", index.meta.get("documents"), index.n_docs)
     digest = hashlib.sha256()
-    for start in range(0, index.n_docs, _BATCH_DOCUMENTS):
-        ids = np.arange(start, min(start + _BATCH_DOCUMENTS, index.n_docs))
-        for docno, text in zip(index.docnos[ids], index.texts(ids), strict=True):
-            _digest(digest, docno.encode(), text.encode())
+    for start in range(0, index.n_docs, BATCH_DOCUMENTS):
+        _digest(index, range(start, min(start + BATCH_DOCUMENTS, index.n_docs)), digest)
     _expect(index, "sha256", index.meta.get("sha256"), digest.hexdigest())
 
 
@@ -203,8 +131,10 @@ class LuceneIndex:
         self.path = path
         self.meta = meta
         """What ``prf.json`` says; empty for an index that Anserini built."""
+        self.kind: Kind | None = meta.get("kind")
+        """What it holds; None for an index that Anserini built, which does not say."""
         self._reader = reader
-        self._call = _Caller(f"index {path}")
+        self._call = jvm.Caller(f"index {path}")
         weakref.finalize(self, _close, reader).atexit = False
         answer = self._call(reader.statistics)
         size, documents, filled, tokens, usable, vectors = np.frombuffer(answer, "<i8").tolist()
@@ -215,7 +145,7 @@ class LuceneIndex:
         if documents and not usable:
             raise IndexStateError(
                 f"index {path} is a Lucene index without the fields 'id' and 'contents'; "
-                "only text indexes of Anserini and `prf index` can be searched"
+                "only indexes of Anserini and `prf index` can be searched"
             )
 
     def __repr__(self) -> str:
@@ -236,7 +166,7 @@ class LuceneIndex:
     def docnos(self) -> ObjectArray:
         """The docnos by id, as text."""
         answer = self._call(self._reader.docnos)
-        names = objects(_strings(answer, 0, self._size))
+        names = objects(unpack_strings(answer, 0, self._size))
         names.setflags(write=False)
         return names
 
@@ -262,7 +192,12 @@ class LuceneIndex:
         return np.array(ids, dtype=np.int64)
 
     def analyze(self, texts: Sequence[str]) -> list[dict[str, float]]:
-        """Returns the terms of each text with their counts; see the function ``analyze``."""
+        """Returns the terms of each text with their counts; see the function ``analyze``.
+
+        Raises:
+            IndexStateError: For an impact index, whose terms are those of its encoder.
+        """
+        self._expect_kind("lucene", "analysed text", "the encoder's terms and search_impacts")
         return analyze(texts)
 
     def search(
@@ -272,6 +207,7 @@ class LuceneIndex:
         k1: float,
         b: float,
         threads: int = 0,
+        idf: bool = True,
     ) -> Hits:
         """Finds the best k documents for each bag of analysed terms under BM25.
 
@@ -286,21 +222,67 @@ class LuceneIndex:
             k1: BM25's saturation, 0 or more.
             b: BM25's length normalisation, 0 to 1.
             threads: Java threads; 0 for all cores.
+            idf: False takes 1 for every term's idf, as the second pass of Anserini's BM25PRF.
 
         Raises:
+            IndexStateError: For an impact index.
             SpecError: For a weight that is not a finite number, and k, k1, b or threads out of
                 range.
         """
-        _check_search(k, k1, b)
-        workers = _workers(threads)
+        self._expect_kind("lucene", "BM25", "search_impacts")
+        _check_k(k)
+        _check_bm25(k1, b)
+
+        def ask(request: bytes, depth: int, workers: int) -> bytes:
+            answer: bytes = self._call(
+                self._reader.search, request, depth, float(k1), float(b), bool(idf), workers
+            )
+            return answer
+
+        return self._search(queries, k, threads, ask)
+
+    def search_impacts(
+        self, queries: Sequence[Mapping[str, float]], k: int, threads: int = 0
+    ) -> Hits:
+        """Finds the best k documents for each bag of weighted terms by dot product.
+
+        A document's score is the sum over the terms of the query's weight times the document's,
+        as Anserini's impact search computes it; whole numbers are exact up to 2^24. Order and what
+        counts nothing are as in ``search``.
+
+        Args:
+            queries: Term to weight; the terms as the encoder gives them.
+            k: Results wanted for each query, at least 1.
+            threads: Java threads; 0 for all cores.
+
+        Raises:
+            IndexStateError: For an index of texts.
+            SpecError: For a weight that is not a finite number, and k or threads out of range.
+        """
+        self._expect_kind("impact", "impact search", "search (BM25)")
+        _check_k(k)
+
+        def ask(request: bytes, depth: int, workers: int) -> bytes:
+            answer: bytes = self._call(self._reader.searchImpacts, request, depth, workers)
+            return answer
+
+        return self._search(queries, k, threads, ask)
+
+    def _search(
+        self,
+        queries: Sequence[Mapping[str, float]],
+        k: int,
+        threads: int,
+        ask: Callable[[bytes, int, int], bytes],
+    ) -> Hits:
+        workers = jvm.workers(threads)
         depth = max(1, min(int(k), self._size))
         chunk = min(_QUERIES_PER_THREAD * workers, max(1, _ANSWER_BYTES // (8 * depth)))
         counts, ids, scores = [], [], []
         # Ctrl-C is seen between two calls into Java, hence several.
         for start in range(0, len(queries), chunk):
             part = queries[start : start + chunk]
-            request = _pack_queries(part, start)
-            answer = self._call(self._reader.search, request, depth, float(k1), float(b), workers)
+            answer = ask(_pack_queries(part, start), depth, workers)
             found = np.frombuffer(answer, "<i4", len(part))
             hits = int(found.sum(dtype=np.int64))
             counts.append(found)
@@ -311,6 +293,13 @@ class LuceneIndex:
             _joined(ids, np.int32).astype(np.int64),
             _joined(scores, np.float32).astype(np.float32),
         )
+
+    def _expect_kind(self, kind: Kind, what: str, instead: str) -> None:
+        if self.kind not in (None, kind):
+            raise IndexStateError(
+                f"{what} needs an index of {_KINDS[kind]} (kind {kind!r}); index {self.path} is of "
+                f"kind {self.kind!r}; use {instead}, or another index"
+            )
 
     def term_vectors(self, ids: IntIds) -> TermVectors:
         """Returns the terms of the documents with their frequencies; ids may repeat.
@@ -339,8 +328,9 @@ class LuceneIndex:
             ptr=ptr,
             terms=terms.astype(np.int32),
             tf=frequencies.astype(np.float32),
-            vocabulary=_strings(answer, offset + 4 * words, words),
+            vocabulary=unpack_strings(answer, offset + 12 * words, words),
             df=np.frombuffer(answer, "<i4", words, offset).astype(np.int64),
+            cf=np.frombuffer(answer, "<i8", words, offset + 4 * words).astype(np.int64),
             lengths=sums[ptr[1:]] - sums[ptr[:-1]],
         )
 
@@ -354,7 +344,7 @@ class LuceneIndex:
         rows = self._check_ids(ids)
         answer = self._call(self._reader.texts, rows.astype("<i4").tobytes())
         kinds = np.frombuffer(answer, "<i4", len(rows))
-        stored = _strings(answer, 4 * len(rows), len(rows))
+        stored = unpack_strings(answer, 4 * len(rows), len(rows))
         return [
             text if kind == 1 else self._contents(text, bool(kind), row)
             for kind, text, row in zip(kinds, stored, rows, strict=True)
@@ -397,16 +387,16 @@ def analyze(texts: Sequence[str]) -> list[dict[str, float]]:
         MissingDependency: Without a usable Java.
     """
     java = jvm.java_class("PrfLucene")
-    call = _Caller("analysis")
+    call = jvm.Caller("analysis")
     out: list[dict[str, float]] = []
-    for part in _batches(texts, len):
-        encoded = [_utf8(text) for text in part]
+    for part in batches(texts, len):
+        encoded = [utf8(text) for text in part]
         n = len(encoded)
-        answer = call(java.analyze, _int32([n]) + _block(encoded))
+        answer = call(java.analyze, pack_int32([n]) + pack_strings(encoded))
         sizes = np.frombuffer(answer, "<i4", n)
         total = int(sizes.sum(dtype=np.int64))
         counts = np.frombuffer(answer, "<i4", total, 4 * n).astype(np.float64).tolist()
-        terms = _strings(answer, 4 * (n + total), total)
+        terms = unpack_strings(answer, 4 * (n + total), total)
         start = 0
         for size in sizes.tolist():
             stop = start + size
@@ -419,195 +409,14 @@ def analyze(texts: Sequence[str]) -> list[dict[str, float]]:
 def _open(folder: str, state: tuple[tuple[str, int, int], ...]) -> LuceneIndex:
     path = Path(folder)
     java = jvm.java_class("PrfLucene")
-    reader = _Caller(f"index {path}")(java.open, os.fsencode(folder))
-    return LuceneIndex(path, _read_meta(path), reader)
+    reader = jvm.Caller(f"index {path}")(java.open, os.fsencode(folder))
+    return LuceneIndex(path, read_meta(path), reader)
 
 
 def _close(reader: Any) -> None:
     # The interpreter may be ending; there is nobody to tell.
     with contextlib.suppress(Exception):
         reader.close()
-
-
-class _Caller:
-    """Calls Java, turns byte arrays into bytes and Java's exceptions into ours."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
-        import jnius
-
-        try:
-            answer = function(*args)
-        except jnius.JavaException as error:
-            raise self._translate(error) from error
-        return answer.tostring() if hasattr(answer, "tostring") else answer
-
-    def _translate(self, error: Any) -> PrfError:
-        name = str(error.classname or "").rsplit(".", 1)[-1].rsplit("$", 1)[-1]
-        detail = shorten(str(error.innermessage or ""), 300)
-        if name == "OutOfMemoryError":
-            return PrfError(
-                f"{self.where}: Java ran out of memory ({detail}); use fewer threads or a smaller "
-                "batch, or give it more: JAVA_TOOL_OPTIONS=-Xmx8g"
-            )
-        if name.startswith("IndexFormatToo"):
-            age = "an older" if name.endswith("OldException") else "a newer"
-            return IndexStateError(
-                f"{self.where} was written by {age} Lucene than this one can read ({detail}); "
-                "rebuild it with `prf index`"
-            )
-        if name == "InvalidPathException":
-            return SpecError(
-                f"{self.where}: Java cannot write this name in the locale that it was started in; "
-                "set LC_ALL=C.UTF-8, or choose a name in ASCII"
-            )
-        if name == "IllegalStateException":
-            return PrfError(f"{self.where}: {error.innermessage}")
-        return IndexStateError(
-            f"{self.where} cannot be used; Lucene says {name}: {detail}; "
-            "check the disk, or rebuild it with `prf index --force`"
-        )
-
-
-def _write(
-    java: Any,
-    folder: Path,
-    target: Path,
-    docs: Iterable[tuple[str, str]],
-    on_empty: OnEmpty,
-    progress: bool,
-    threads: int,
-    source: str,
-) -> dict[str, Any]:
-    """Fills the folder and returns its metadata, written last."""
-    call = _Caller(f"index {target}")
-    reader = _Documents(docs, on_empty, f"index {target}")
-    writer = call(java.create, os.fsencode(folder), threads)
-    try:
-        row = 0
-        with _bar(progress) as advance:
-            for part in _batches(reader, lambda pair: len(pair[0]) + len(pair[1])):
-                docnos, texts = [pair[0] for pair in part], [pair[1] for pair in part]
-                call(writer.add, _int32([len(part)]) + _block(docnos) + _block(texts), row)
-                row += len(part)
-                advance(len(part))
-        if row == 0:
-            raise FileFormatError(
-                f"index {target}: no documents"
-                f"{f', all {reader.empty} are empty' if reader.empty else ''}"
-                f"{f' in {source}' if source else ''}; an index needs at least one"
-            )
-        call(writer.finish)
-    except BaseException:
-        with contextlib.suppress(PrfError):
-            call(writer.abort)
-        raise
-    reader.warn()
-    meta = {
-        "format": FORMAT,
-        "kind": "lucene",
-        "complete": True,
-        "documents": row,
-        "empty_documents": reader.empty,
-        "source": source,
-        "analyzer": ANALYZER,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "prf": _own_version(),
-            "anserini": jvm.anserini_version(),
-            "lucene": java.luceneVersion(),
-        },
-        "sha256": reader.digest.hexdigest(),
-    }
-    with open(folder / META, "w", encoding="utf-8", newline="\n") as file:
-        json.dump(meta, file, ensure_ascii=False, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    return meta
-
-
-class _Documents:
-    """Checks documents on their way into the index; yields docno and text as UTF-8."""
-
-    def __init__(self, docs: Iterable[tuple[str, str]], on_empty: OnEmpty, where: str) -> None:
-        self.docs = docs
-        self.on_empty = on_empty
-        self.where = where
-        self.digest = hashlib.sha256()
-        self.empty = 0
-        self.spaced = 0
-        self.example = ""
-
-    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
-        seen: dict[str, int] = {}
-        for number, (docno, text) in enumerate(self.docs, start=1):
-            where = f"{self.where}: document {number}"
-            if not isinstance(docno, str) or not docno:
-                raise FileFormatError(
-                    f"{where} has docno {shorten(docno)}; a docno is text and never empty"
-                )
-            first = seen.setdefault(docno, number)
-            if first != number:
-                raise FileFormatError(
-                    f"{self.where}: docno {shorten(docno)} stands at documents {first} and "
-                    f"{number}; docnos must be unique"
-                )
-            if text is not None and not isinstance(text, str):
-                raise FileFormatError(
-                    f"{where} (docno {shorten(docno)}) has text {shorten(text)}; it must be text"
-                )
-            if text is None or not text.strip():
-                if self.on_empty == "error":
-                    raise FileFormatError(
-                        f"{where} (docno {shorten(docno)}) has no text; leave such documents out "
-                        "with on_empty='skip' or keep them unfindable with on_empty='keep'"
-                    )
-                self.empty += 1
-                if self.on_empty == "skip":
-                    continue
-            try:
-                name = docno.encode()
-            except UnicodeEncodeError as error:
-                raise FileFormatError(
-                    f"{where} has docno {shorten(docno)}, which is not valid Unicode: "
-                    f"{error.reason}"
-                ) from error
-            if len(name) > 32_766:
-                raise FileFormatError(
-                    f"{where} has docno {shorten(docno)} of {len(name)} bytes; Lucene takes 32766"
-                )
-            if docno.split() != [docno]:
-                self.spaced += 1
-                self.example = self.example or docno
-            content = _utf8(text or "")
-            _digest(self.digest, name, content)
-            yield name, content
-
-    def warn(self) -> None:
-        if self.spaced:
-            warnings.warn(
-                f"{self.where}: {self.spaced} docnos hold white space, such as "
-                f"{shorten(self.example)}; TREC run files cannot express them",
-                PrfWarning,
-                stacklevel=4,
-            )
-
-
-def _batches(items: Iterable[Any], size: Callable[[Any], int]) -> Iterator[list[Any]]:
-    """Cuts a stream into lists that are neither too many items nor too many characters."""
-    part: list[Any] = []
-    total = 0
-    for item in items:
-        part.append(item)
-        total += size(item)
-        if len(part) >= _BATCH_DOCUMENTS or total >= _BATCH_CHARACTERS:
-            yield part
-            part, total = [], 0
-    if part:
-        yield part
 
 
 def _pack_queries(queries: Sequence[Mapping[str, float]], first: int) -> bytes:
@@ -627,50 +436,24 @@ def _pack_queries(queries: Sequence[Mapping[str, float]], first: int) -> bytes:
                 f"query {number}: term {shorten(term)} has weight {weight}; "
                 "weights must be finite numbers"
             )
-        encoded = [_utf8(term) for term, _ in kept]
+        encoded = [utf8(term) for term, _ in kept]
         keep = np.flatnonzero(narrow)  # a weight below the smallest float32 counts nothing
         sizes.append(len(keep))
         weights.append(narrow[keep].tobytes())
         terms.extend(encoded[i] for i in keep)
-    return b"".join([_int32([len(sizes)]), _int32(sizes), *weights, _block(terms)])
+    return b"".join([pack_int32([len(sizes)]), pack_int32(sizes), *weights, pack_strings(terms)])
 
 
-def _check_search(k: int, k1: float, b: float) -> None:
+def _check_k(k: int) -> None:
     if not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1:
         raise SpecError(f"k={k!r}; it must be a whole number of 1 or more")
+
+
+def _check_bm25(k1: float, b: float) -> None:
     if not 0 <= k1 < float("inf"):
         raise SpecError(f"k1={k1!r}; it must be a number of 0 or more")
     if not 0 <= b <= 1:
         raise SpecError(f"b={b!r}; it must be a number from 0 to 1")
-
-
-def _workers(threads: int) -> int:
-    if not isinstance(threads, (int, np.integer)) or threads < 0:
-        raise SpecError(f"threads={threads!r}; it must be 0 (all cores) or more")
-    if threads:
-        return int(threads)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _int32(values: Sequence[int]) -> bytes:
-    return np.array(values, dtype="<i4").tobytes()
-
-
-def _block(encoded: Sequence[bytes]) -> bytes:
-    return _int32([len(item) for item in encoded]) + b"".join(encoded)
-
-
-def _strings(answer: bytes, offset: int, n: int) -> list[str]:
-    """Reads a block of n strings."""
-    lengths = np.frombuffer(answer, "<i4", n, offset)
-    start = offset + 4 * n
-    ends = (start + np.cumsum(lengths, dtype=np.int64)).tolist()
-    return [
-        answer[left:right].decode("utf-8")
-        for left, right in zip([start, *ends[:-1]], ends, strict=False)
-    ]
 
 
 def _pointers(sizes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -681,16 +464,16 @@ def _joined(parts: list[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArr
     return np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)
 
 
-def _utf8(text: str) -> bytes:
-    """Encodes text; half a surrogate pair, which is no character, becomes a question mark."""
-    return text.encode("utf-8", "replace")
-
-
-def _digest(digest: Any, docno: bytes, text: bytes) -> None:
-    """Adds a document to a checksum; lengths first, so that no two lists look alike."""
-    digest.update(b"%d %d\n" % (len(docno), len(text)))
-    digest.update(docno)
-    digest.update(text)
+def _digest(index: LuceneIndex, ids: Sequence[int], digest: Any) -> None:
+    """Adds documents to a checksum as the build did."""
+    vectors = index.term_vectors(ids) if index.kind == "impact" else None
+    words = [word.encode() for word in vectors.vocabulary] if vectors else []
+    for i, (row, text) in enumerate(zip(ids, index.texts(ids), strict=True)):
+        digest_document(digest, index.docnos[row].encode(), text.encode())
+        if vectors:
+            part = slice(vectors.ptr[i], vectors.ptr[i + 1])
+            terms = [words[term] for term in vectors.terms[part].tolist()]
+            digest_impacts(digest, terms, vectors.tf[part].astype("<i4").tobytes())
 
 
 def _expect(index: LuceneIndex, what: str, expected: object, found: object) -> None:
@@ -699,118 +482,3 @@ def _expect(index: LuceneIndex, what: str, expected: object, found: object) -> N
             f"index {index.path} is damaged: {what} should be {expected}, found {found}; "
             "rebuild it with `prf index --force`"
         )
-
-
-@contextlib.contextmanager
-def _bar(show: bool) -> Iterator[Callable[[int], object]]:
-    if not show:
-        yield lambda n: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(desc="index", unit=" docs") as bar:
-        yield bar.update
-
-
-def _own_version() -> str:
-    try:
-        return version("prf-ir")
-    except PackageNotFoundError:  # run from a checkout
-        return "unknown"
-
-
-def _read_meta(folder: Path) -> dict[str, Any]:
-    """Returns what ``prf.json`` says; {} without one."""
-    try:
-        meta = json.loads((folder / META).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise IndexStateError(
-            f"index {folder}: {META} cannot be read ({error}); rebuild it with `prf index --force`"
-        ) from error
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT or meta.get("kind") != "lucene":
-        kind = meta.get("kind") if isinstance(meta, dict) else None
-        form = meta.get("format") if isinstance(meta, dict) else None
-        raise IndexStateError(
-            f"index {folder}: {META} says kind {kind!r}, format {form!r}; this version of prf "
-            f"reads kind 'lucene', format {FORMAT} here; open it as what it is, or rebuild it"
-        )
-    return meta
-
-
-def _check_target(target: Path, force: bool) -> None:
-    if not target.exists() and not target.is_symlink():
-        return
-    if not force:
-        raise IndexStateError(f"index {target} exists already; take another name, or --force")
-    if not target.is_dir() or target.is_symlink():
-        raise IndexStateError(f"{target} is not a folder; --force replaces index folders only")
-    names = [entry.name for entry in target.iterdir()]
-    if names and META not in names and not any(name.startswith("segments_") for name in names):
-        raise IndexStateError(
-            f"{target} holds {shorten(sorted(names)[0])} and no index; --force replaces index "
-            "folders only"
-        )
-
-
-def _prefix(target: Path) -> str:
-    return f".{target.name}.building-"
-
-
-def _leftovers(target: Path) -> list[Path]:
-    if not target.parent.is_dir():
-        return []
-    prefix = _prefix(target)
-    return [entry for entry in target.parent.iterdir() if entry.name.startswith(prefix)]
-
-
-def _remove_leftovers(target: Path) -> None:
-    for folder in _leftovers(target):
-        lock = _lock(folder) if (folder / _LOCK_FILE).exists() else None
-        shutil.rmtree(folder, ignore_errors=True)
-        if lock:
-            lock.close()
-
-
-def _lock(folder: Path) -> IO[bytes]:
-    """Locks a folder that is being built; the system releases it even if the process is killed.
-
-    Raises:
-        IndexStateError: If another process has it.
-    """
-    file = open(folder / _LOCK_FILE, "ab")
-    try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise IndexStateError(
-            f"index {folder} is being built by another process; wait for it, or stop it"
-        ) from error
-    except OSError:
-        # A file system without locks; a build that is really running is on its own then.
-        pass
-    return file
-
-
-def _unlock(folder: Path, lock: IO[bytes] | None) -> None:
-    if lock:
-        (folder / _LOCK_FILE).unlink(missing_ok=True)
-        lock.close()
-
-
-def _move(folder: Path, target: Path) -> None:
-    """Puts the finished folder in place; an old one goes away only after the new one stands."""
-    old = target.with_name(f"{_prefix(target)}old-{uuid.uuid4().hex[:8]}")
-    had = target.exists()
-    if had:
-        os.replace(target, old)
-    try:
-        os.replace(folder, target)
-    except OSError:
-        if had:
-            os.replace(old, target)
-        raise
-    if had:
-        shutil.rmtree(old, ignore_errors=True)

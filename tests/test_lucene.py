@@ -138,28 +138,50 @@ def test_analysis_equals_anserini_on_nfcorpus_queries() -> None:
     assert [dict(terms) for terms in expected] == lucene.analyze(texts)
 
 
-def test_scores_equal_lucene_to_the_last_bit(nfcorpus: lucene.LuceneIndex) -> None:
+def lucene_scores(index: lucene.LuceneIndex, texts: list[str], similarity: Any) -> list[Any]:
+    """Returns the scores that Lucene itself gives under a similarity, 50 for each text."""
     import jnius
 
-    texts = topics(NF_TOPICS)[::16]
     paths = jvm.java_class("java.nio.file.Paths")
     directory = jvm.java_class("org.apache.lucene.store.FSDirectory").open(
-        paths.get(str(nfcorpus.path))
+        paths.get(str(index.path))
     )
     reader = jvm.java_class("org.apache.lucene.index.DirectoryReader").open(directory)
     searcher = jvm.java_class("org.apache.lucene.search.IndexSearcher")(
         jnius.cast("org.apache.lucene.index.IndexReader", reader)
     )
-    bm25 = jvm.java_class("org.apache.lucene.search.similarities.BM25Similarity")
-    searcher.setSimilarity(bm25(0.9, 0.4))
+    searcher.setSimilarity(similarity)
     analyzer = jvm.java_class("io.anserini.analysis.DefaultEnglishAnalyzer").newDefaultInstance()
     bag = jvm.java_class("io.anserini.search.query.BagOfWordsQueryGenerator")()
-    expected = []
+    found = []
     for text in texts:
         top = searcher.search(bag.buildQuery("contents", analyzer, text), 50)
-        expected.append([np.float32(hit.score) for hit in top.scoreDocs])
-    ours = found(nfcorpus, texts, 50)
-    assert [[np.float32(score) for _, score in hits] for hits in ours] == expected
+        found.append([np.float32(hit.score) for hit in top.scoreDocs])
+    return found
+
+
+def test_scores_equal_lucene_to_the_last_bit(nfcorpus: lucene.LuceneIndex) -> None:
+    texts = topics(NF_TOPICS)[::16]
+    bm25 = jvm.java_class("org.apache.lucene.search.similarities.BM25Similarity")(0.9, 0.4)
+    ours = [[np.float32(score) for _, score in hits] for hits in found(nfcorpus, texts, 50)]
+    assert ours == lucene_scores(nfcorpus, texts, bm25)
+
+
+def test_scores_without_idf_equal_anserini_to_the_last_bit(nfcorpus: lucene.LuceneIndex) -> None:
+    jvm.start()
+    import jnius
+
+    # Public to its package only, which the bridge does not mind once it knows the constructor.
+    name = "io/anserini/rerank/lib/BM25PrfSimilarity"
+    description = {"__javaclass__": name, "__javaconstructor__": [("(FF)V", False)]}
+    made = jnius.MetaJavaClass("BM25PrfSimilarity", (jnius.JavaClass,), description)(0.9, 0.4)
+    similarity = jnius.cast("org.apache.lucene.search.similarities.Similarity", made)
+    texts = topics(NF_TOPICS)[::16]
+    ours = found(nfcorpus, texts, 50, idf=False)
+    assert [[np.float32(score) for _, score in hits] for hits in ours] == lucene_scores(
+        nfcorpus, texts, similarity
+    )
+    assert ours != found(nfcorpus, texts, 50)
 
 
 PYSERINI = """
@@ -192,22 +214,15 @@ def pyserini_java() -> Path | None:
     return None
 
 
-@pytest.mark.slow
-def test_top_1000_equals_pyserini(
-    nfcorpus: lucene.LuceneIndex, pool: lucene.LuceneIndex, tmp_path: Path
-) -> None:
+def ask_pyserini(code: str, question: object, tmp_path: Path) -> Any:
+    """Runs code with Pyserini in a process of its own; question and answer travel as JSON."""
     java = pyserini_java()
     if java is None:
         pytest.skip("no Java 21 or later with jdk.incubator.vector for Pyserini")
-    work = [(nfcorpus, topics(NF_TOPICS)[::4]), (pool, topics(*DL_TOPICS))]
     questions, replies = tmp_path / "in.json", tmp_path / "out.json"
-    questions.write_text(
-        json.dumps([(str(index.path), texts) for index, texts in work]),
-        encoding="utf-8",
-        newline="\n",
-    )
+    questions.write_text(json.dumps(question), encoding="utf-8", newline="\n")
     subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PYSERINI), questions, replies],
+        [sys.executable, "-c", textwrap.dedent(code), questions, replies],
         env={
             **os.environ,
             "OPENAI_API_KEY": "dummy",
@@ -218,7 +233,16 @@ def test_top_1000_equals_pyserini(
         capture_output=True,
         timeout=300,
     )
-    answers = json.loads(replies.read_text(encoding="utf-8"))
+    return json.loads(replies.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_top_1000_equals_pyserini(
+    nfcorpus: lucene.LuceneIndex, pool: lucene.LuceneIndex, tmp_path: Path
+) -> None:
+    work = [(nfcorpus, topics(NF_TOPICS)[::4]), (pool, topics(*DL_TOPICS))]
+    question = [(str(index.path), texts) for index, texts in work]
+    answers = ask_pyserini(PYSERINI, question, tmp_path)
     for (index, texts), (expected, docno, raw, vector) in zip(work, answers, strict=True):
         ours = found(index, texts, 1000)
         assert [[name for name, _ in hits] for hits in ours] == [
@@ -416,9 +440,20 @@ def test_term_vectors(tmp_path: Path) -> None:
     ]
     assert words == [{"dog": 1}, {"cat": 2, "dog": 1}, {}, {"cat": 2, "dog": 1}]
     assert dict(zip(vectors.vocabulary, vectors.df, strict=True)) == {"dog": 2, "cat": 1}
+    assert dict(zip(vectors.vocabulary, vectors.cf, strict=True)) == {"dog": 2, "cat": 2}
     assert vectors.lengths.tolist() == [1, 3, 0, 3]
     assert index.statistics == (3, 2, 4)
     assert index.term_vectors([]).vocabulary == []
+
+
+def test_collection_frequency_counts_all_documents(nfcorpus: lucene.LuceneIndex) -> None:
+    expected: Counter[str] = Counter()
+    for terms in lucene.analyze([text for _, text in documents("nfcorpus")]):
+        expected.update(terms)
+    vectors = nfcorpus.term_vectors(range(0, nfcorpus.n_docs, 7))
+    assert vectors.cf.dtype == np.int64
+    assert vectors.cf.tolist() == [expected[word] for word in vectors.vocabulary]
+    assert expected.total() == nfcorpus.statistics.tokens
 
 
 def test_unknown_documents_are_named(tmp_path: Path) -> None:
@@ -469,7 +504,8 @@ def test_index_of_others_opens_without_prf_json(tmp_path: Path) -> None:
     assert (index.meta, list(index.docnos), index.n_docs) == ({}, ["b", "a"], 2)
     assert [name for name, _ in found(index, ["cats"], 1)[0]] == ["a"]
     assert index.texts([0]) == ["Cat!"]
-    assert index.term_vectors([1]).df.tolist() == [2]
+    vectors = index.term_vectors([1])
+    assert (vectors.df.tolist(), vectors.cf.tolist()) == ([2], [2])
     lucene.verify(index.path)
 
 
@@ -526,7 +562,7 @@ def test_index_is_closed_when_nothing_refers_to_it(tmp_path: Path) -> None:
     gc.collect()
     assert gone() is None
     with pytest.raises(Exception, match="closed"):
-        reader.search(lucene._pack_queries([{"cat": 1.0}], 0), 1, 0.9, 0.4, 1)
+        reader.search(lucene._pack_queries([{"cat": 1.0}], 0), 1, 0.9, 0.4, True, 1)
 
 
 @pytest.mark.parametrize("state", ["missing", "file", "empty", "other", "incomplete", "damaged"])

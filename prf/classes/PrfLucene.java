@@ -19,9 +19,12 @@ import java.util.logging.Level;
 import java.util.logging.Logger;
 
 import io.anserini.analysis.DefaultEnglishAnalyzer;
+import io.anserini.search.similarity.ImpactSimilarity;
 import org.apache.lucene.analysis.Analyzer;
 import org.apache.lucene.analysis.TokenStream;
+import org.apache.lucene.analysis.tokenattributes.BytesTermAttribute;
 import org.apache.lucene.analysis.tokenattributes.CharTermAttribute;
+import org.apache.lucene.analysis.tokenattributes.TermFrequencyAttribute;
 import org.apache.lucene.document.BinaryDocValuesField;
 import org.apache.lucene.document.Document;
 import org.apache.lucene.document.Field;
@@ -57,15 +60,17 @@ import org.apache.lucene.search.Sort;
 import org.apache.lucene.search.SortField;
 import org.apache.lucene.search.TermQuery;
 import org.apache.lucene.search.similarities.BM25Similarity;
+import org.apache.lucene.search.similarities.Similarity;
 import org.apache.lucene.store.Directory;
 import org.apache.lucene.store.FSDirectory;
+import org.apache.lucene.util.AttributeFactory;
 import org.apache.lucene.util.BytesRef;
 import org.apache.lucene.util.BytesRefHash;
 import org.apache.lucene.util.IntroSorter;
 import org.apache.lucene.util.Version;
 
 /**
- * The Java side of prf/lucene.py: whole batches in, whole batches out.
+ * The Java side of prf/lucene.py and prf/lucene_build.py: whole batches in, whole batches out.
  *
  * Every call takes and gives byte arrays, because those are the only arrays that cross pyjnius without
  * one Python object per element. All numbers are little endian. A block of strings is its lengths as
@@ -73,7 +78,7 @@ import org.apache.lucene.util.Version;
  */
 public final class PrfLucene {
   /** SHA-256 of this file with these 64 digits left out; a test compares it with the file. */
-  static final String SOURCE_SHA256 = "e76e714c7894bb428fd00a9bf4408af4103852280a89d593f21be1dad58e58d1";
+  static final String SOURCE_SHA256 = "4e9db869b9ecf3a0763e426aa09d9e47abc589bfd2ffb18174165d63fa4e3c63";
 
   private static final String ID = "id";
   private static final String CONTENTS = "contents";
@@ -142,8 +147,14 @@ public final class PrfLucene {
     return out.array();
   }
 
-  public static Writer create(byte[] path, int threads) throws IOException {
-    return new Writer(Path.of(utf8(path)), threads);
+  /**
+   * Starts an index.
+   *
+   * @param impacts whether documents come as weighted terms, to be scored by ImpactSimilarity, and
+   *     not as texts to be analysed
+   */
+  public static Writer create(byte[] path, boolean impacts, int threads) throws IOException {
+    return new Writer(Path.of(utf8(path)), impacts, threads);
   }
 
   public static Reader open(byte[] path) throws IOException {
@@ -155,11 +166,13 @@ public final class PrfLucene {
     private final Directory directory;
     private final IndexWriter writer;
     private final ExecutorService pool;
+    private final boolean impacts;
     private final int threads;
     private final FieldType contentsType = new FieldType();
     private List<Future<Void>> pending = List.of();
 
-    private Writer(Path path, int threads) throws IOException {
+    private Writer(Path path, boolean impacts, int threads) throws IOException {
+      this.impacts = impacts;
       this.threads = threads;
       contentsType.setStoreTermVectors(true);
       contentsType.setIndexOptions(IndexOptions.DOCS_AND_FREQS);
@@ -167,7 +180,7 @@ public final class PrfLucene {
       directory = FSDirectory.open(path);
       IndexWriterConfig config = new IndexWriterConfig(ANALYZER);
       config.setOpenMode(IndexWriterConfig.OpenMode.CREATE);
-      config.setSimilarity(new BM25Similarity());
+      config.setSimilarity(impacts ? new ImpactSimilarity() : new BM25Similarity());
       config.setRAMBufferSizeMB(Math.min(256, Runtime.getRuntime().maxMemory() / (4 << 20)));
       // Threads finish in any order; sorted, the internal number of a document is its place in the
       // input whatever they do, so that the same input always gives the same index.
@@ -179,7 +192,8 @@ public final class PrfLucene {
     /**
      * Takes a batch and returns at once, unless the batch before is still being indexed.
      *
-     * @param request int n, n docnos as strings, n texts as strings
+     * @param request int n, n docnos as strings, n texts as strings; for impacts, then int terms of
+     *     each document, int weight of each term, the terms as strings
      * @param firstRow place of the first document in the input
      */
     public void add(byte[] request, long firstRow) throws Exception {
@@ -188,12 +202,20 @@ public final class PrfLucene {
       int n = in.getInt();
       Strings docnos = new Strings(in, n);
       Strings texts = new Strings(in, n);
+      Impacts vectors = impacts ? new Impacts(in, n) : null;
       AtomicInteger next = new AtomicInteger();
       List<Future<Void>> work = new ArrayList<>();
       for (int t = 0; t < threads; t++) {
         work.add(pool.submit((Callable<Void>) () -> {
           for (int i = next.getAndIncrement(); i < n; i = next.getAndIncrement()) {
-            writer.addDocument(document(docnos.string(i), texts.string(i), firstRow + i));
+            String docno = docnos.string(i);
+            String text = texts.string(i);
+            Field contents =
+                impacts
+                    ? new Field(CONTENTS, new ImpactStream(vectors, i), contentsType)
+                    : new Field(CONTENTS, text, contentsType);
+            String raw = json(docno, text, vectors, i);
+            writer.addDocument(document(docno, raw, contents, firstRow + i));
           }
           return null;
         }));
@@ -232,12 +254,12 @@ public final class PrfLucene {
     }
 
     /** The fields of Anserini's IndexCollection with -storeDocvectors -storeRaw, and the row. */
-    private Document document(String docno, String text, long row) {
+    private Document document(String docno, String raw, Field contents, long row) {
       Document document = new Document();
       document.add(new StringField(ID, docno, Field.Store.YES));
       document.add(new BinaryDocValuesField(ID, new BytesRef(docno)));
-      document.add(new StoredField(RAW, json(docno, text)));
-      document.add(new Field(CONTENTS, text, contentsType));
+      document.add(new StoredField(RAW, raw));
+      document.add(contents);
       document.add(new NumericDocValuesField(ROW, row));
       return document;
     }
@@ -305,18 +327,29 @@ public final class PrfLucene {
      * Searches bags of weighted terms under BM25.
      *
      * @param request int n; int terms of each query; float weight of each term; the terms as strings
+     * @param idf whether rare terms count more
      * @return int hits of each query, int internal numbers, float scores; best first, ties by docno
      */
-    public byte[] search(byte[] request, int k, float k1, float b, int threads) throws Exception {
+    public byte[] search(byte[] request, int k, float k1, float b, boolean idf, int threads)
+        throws Exception {
+      Similarity bm25 = idf ? new BM25Similarity(k1, b) : new WithoutIdf(k1, b);
+      return search(request, k, bm25, threads);
+    }
+
+    /** As search, but a document's score is its dot product with the query. */
+    public byte[] searchImpacts(byte[] request, int k, int threads) throws Exception {
+      return search(request, k, new ImpactSimilarity(), threads);
+    }
+
+    private byte[] search(byte[] request, int k, Similarity similarity, int threads)
+        throws Exception {
       orderDocnos();
       ByteBuffer in = wrap(request);
       int n = in.getInt();
-      int[] starts = new int[n + 1];
+      int[] starts = starts(in, n);
       int most = 0;
       for (int i = 0; i < n; i++) {
-        int size = in.getInt();
-        most = Math.max(most, size);
-        starts[i + 1] = starts[i] + size;
+        most = Math.max(most, starts[i + 1] - starts[i]);
       }
       float[] weights = new float[starts[n]];
       for (int i = 0; i < weights.length; i++) {
@@ -328,7 +361,7 @@ public final class PrfLucene {
         IndexSearcher.setMaxClauseCount(Integer.MAX_VALUE);
       }
       IndexSearcher searcher = new IndexSearcher(reader);
-      searcher.setSimilarity(new BM25Similarity(k1, b));
+      searcher.setSimilarity(similarity);
       int depth = Math.min(k, reader.maxDoc());
       long[][] found = new long[n][];
       AtomicInteger next = new AtomicInteger();
@@ -396,8 +429,8 @@ public final class PrfLucene {
      *
      * @param request int internal numbers
      * @return int distinct terms of each document; int size of the vocabulary; int term of each entry;
-     *     int frequency of each entry; int document frequency of each vocabulary term; the vocabulary
-     *     as strings
+     *     int frequency of each entry; for each vocabulary term, int document frequency and long
+     *     collection frequency; the vocabulary as strings
      */
     public byte[] vectors(byte[] request) throws IOException {
       ByteBuffer in = wrap(request);
@@ -420,26 +453,52 @@ public final class PrfLucene {
         }
         perDocument.add(terms.size - before);
       }
-      Ints documentFrequencies = new Ints();
+      int words = vocabulary.size();
+      int[] documentFrequencies = new int[words];
+      long[] collectionFrequencies = new long[words];
+      count(vocabulary, documentFrequencies, collectionFrequencies);
       Ints lengths = new Ints();
       Bytes bytes = new Bytes();
       BytesRef term = new BytesRef();
-      for (int i = 0; i < vocabulary.size(); i++) {
+      for (int i = 0; i < words; i++) {
         vocabulary.get(i, term);
-        documentFrequencies.add(reader.docFreq(new Term(CONTENTS, BytesRef.deepCopyOf(term))));
         lengths.add(term.length);
         bytes.add(term.bytes, term.offset, term.length);
       }
-      ByteBuffer out =
-          allocate(4L * (n + 1 + 2L * terms.size + 2L * lengths.size) + bytes.size);
+      ByteBuffer out = allocate(4L * (n + 1 + 2L * terms.size + 4L * words) + bytes.size);
       perDocument.put(out);
-      out.putInt(lengths.size);
+      out.putInt(words);
       terms.put(out);
       frequencies.put(out);
-      documentFrequencies.put(out);
+      for (int frequency : documentFrequencies) {
+        out.putInt(frequency);
+      }
+      for (long frequency : collectionFrequencies) {
+        out.putLong(frequency);
+      }
       lengths.put(out);
       bytes.put(out);
       return out.array();
+    }
+
+    /** Adds up in how many documents, and how often, the terms occur in all segments. */
+    private void count(BytesRefHash vocabulary, int[] documents, long[] occurrences)
+        throws IOException {
+      BytesRef term = new BytesRef();
+      for (LeafReaderContext leaf : reader.leaves()) {
+        Terms contents = leaf.reader().terms(CONTENTS);
+        if (contents == null) {
+          continue;
+        }
+        TermsEnum entries = contents.iterator();
+        for (int i = 0; i < documents.length; i++) {
+          vocabulary.get(i, term);
+          if (entries.seekExact(term)) {
+            documents[i] += entries.docFreq();
+            occurrences[i] += entries.totalTermFreq();
+          }
+        }
+      }
     }
 
     /**
@@ -556,7 +615,7 @@ public final class PrfLucene {
    * The best hits by score, then by docno.
    *
    * A hit is one long that compares like the hit does: the score's bits, which order as the score
-   * because BM25 is never negative, above the docno's rank counted downwards.
+   * because scores are never negative, above the docno's rank counted downwards.
    */
   private static final class Best implements Collector {
     private final long[] heap; // smallest first
@@ -651,6 +710,71 @@ public final class PrfLucene {
     }
   }
 
+  /** BM25 with the same idf of 1 for all terms, as in the second pass of Anserini's BM25PRF. */
+  private static final class WithoutIdf extends BM25Similarity {
+    WithoutIdf(float k1, float b) {
+      super(k1, b);
+    }
+
+    @Override
+    protected float idf(long documentFrequency, long documents) {
+      return 1;
+    }
+  }
+
+  /** A block of weighted terms of n documents inside a request. */
+  private static final class Impacts {
+    private final int[] starts;
+    private final int[] weights;
+    private final Strings terms;
+
+    Impacts(ByteBuffer in, int n) {
+      starts = starts(in, n);
+      weights = new int[starts[n]];
+      for (int i = 0; i < weights.length; i++) {
+        weights[i] = in.getInt();
+      }
+      terms = new Strings(in, weights.length);
+    }
+  }
+
+  /** One document's weighted terms as Lucene takes them: the weight is the term's frequency. */
+  private static final class ImpactStream extends TokenStream {
+    private final Impacts impacts;
+    private final int start;
+    private final int stop;
+    private final BytesTermAttribute term;
+    private final TermFrequencyAttribute frequency;
+    private int next;
+
+    ImpactStream(Impacts impacts, int document) {
+      super(AttributeFactory.DEFAULT_ATTRIBUTE_FACTORY); // the other one knows text terms only
+      this.impacts = impacts;
+      start = impacts.starts[document];
+      stop = impacts.starts[document + 1];
+      term = addAttribute(BytesTermAttribute.class);
+      frequency = addAttribute(TermFrequencyAttribute.class);
+    }
+
+    @Override
+    public void reset() throws IOException {
+      super.reset();
+      next = start;
+    }
+
+    @Override
+    public boolean incrementToken() {
+      if (next == stop) {
+        return false;
+      }
+      clearAttributes();
+      term.setBytesRef(impacts.terms.ref(next));
+      frequency.setTermFrequency(impacts.weights[next]);
+      next++;
+      return true;
+    }
+  }
+
   /** A block of strings inside a request. */
   private static final class Strings {
     private final byte[] bytes;
@@ -713,6 +837,15 @@ public final class PrfLucene {
     }
   }
 
+  /** Reads n sizes; item i owns what is between entries i and i + 1 of the answer. */
+  private static int[] starts(ByteBuffer in, int n) {
+    int[] starts = new int[n + 1];
+    for (int i = 0; i < n; i++) {
+      starts[i + 1] = starts[i] + in.getInt();
+    }
+    return starts;
+  }
+
   private static int grown(int size, int more) {
     long limit = Integer.MAX_VALUE - 16;
     if ((long) size + more > limit) {
@@ -767,13 +900,25 @@ public final class PrfLucene {
     }
   }
 
-  /** The document as Anserini's JsonCollection has it. */
-  private static String json(String docno, String text) {
+  /** The document as Anserini's JsonCollection, or with impacts JsonVectorCollection, has it. */
+  private static String json(String docno, String text, Impacts impacts, int document) {
     StringBuilder out = new StringBuilder(docno.length() + text.length() + 32);
     out.append("{\"id\":");
     quote(out, docno);
     out.append(",\"contents\":");
     quote(out, text);
+    if (impacts != null) {
+      out.append(",\"vector\":{");
+      int start = impacts.starts[document];
+      for (int i = start; i < impacts.starts[document + 1]; i++) {
+        if (i > start) {
+          out.append(',');
+        }
+        quote(out, impacts.terms.string(i));
+        out.append(':').append(impacts.weights[i]);
+      }
+      out.append('}');
+    }
     return out.append('}').toString();
   }
 

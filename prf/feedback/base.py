@@ -49,19 +49,36 @@ class Query:
 
 
 @dataclass(frozen=True)
+class Terms:
+    """The v usable terms of n feedback documents, ascending, and what the collection says of them.
+
+    ``names`` is (v,); ``tf`` (n, v) float32, occurrences in each document (impacts, in an impact
+    index); ``df`` and ``cf`` (v,) int64, documents with the term and occurrences in the collection;
+    ``lengths`` (n,) int64, all occurrences in each document, of terms that are not usable too;
+    ``n_docs`` and ``tokens`` the documents and occurrences of the collection.
+    """
+
+    names: ObjectArray
+    tf: FloatArray
+    df: IntArray
+    cf: IntArray
+    lengths: IntArray
+    n_docs: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Docs:
     """Feedback documents of one query, best first; what the method does not need is None.
 
-    ``scores`` is (n,) float64, larger is better; ``vecs`` (n, d) float32; ``texts`` (n,) str;
-    ``tf`` (n, v) float32, how often each of the v ``terms`` (ascending) occurs in each document.
+    ``scores`` is (n,) float64, larger is better; ``vecs`` (n, d) float32; ``texts`` (n,) str.
     """
 
     docnos: ObjectArray
     scores: npt.NDArray[np.float64]
     vecs: FloatArray = None  # type: ignore[assignment]
     texts: ObjectArray = None  # type: ignore[assignment]
-    terms: ObjectArray = None  # type: ignore[assignment]
-    tf: FloatArray = None  # type: ignore[assignment]
+    terms: Terms = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return len(self.docnos)
@@ -229,8 +246,8 @@ class TermFeedback(Feedback, abstract=True):
     gives = ("query_toks",)
 
     def usable(self, terms: ObjectArray, df: IntArray, n_docs: int) -> npt.NDArray[np.bool_]:
-        """Tells which of the terms may be used, by spelling and document frequency."""
-        raise NotImplementedError
+        """Tells which of the terms may be used, by spelling and document frequency; here all."""
+        return np.ones(len(terms), dtype=bool)
 
     def resources(self) -> list[Resource]:
         return [Resource("term vectors of Lucene index", self.index, self.index)]
@@ -242,8 +259,8 @@ class TermFeedback(Feedback, abstract=True):
         if self.fb_docs > 0 and len(frame) > 0:
             vectors = _TermCounts(self, index, frame["docno"].to_numpy(dtype=object))
             for row, query, docs in self.feedback(frame, queries):
-                terms, tf = vectors.of(docs.docnos)
-                new[row] = self.reformulated(query, replace(docs, terms=terms, tf=tf))
+                docs = replace(docs, terms=vectors.of(docs.docnos))
+                new[row] = self.reformulated(query, docs)
         return queries.assign(query_toks=column(new))
 
 
@@ -260,25 +277,36 @@ class _TermCounts:
     def __init__(self, stage: TermFeedback, index: LuceneIndex, docnos: ObjectArray) -> None:
         unique = np.array(sorted(set(docnos)), dtype=object)
         self._row = {docno: row for row, docno in enumerate(unique)}
-        vectors = index.term_vectors(index.docids(unique))
-        self._terms = np.array(vectors.vocabulary, dtype=object)
-        keep = stage.usable(self._terms, vectors.df, index.n_docs)
-        self._ptr, self._ids, self._tf = vectors.ptr, vectors.terms, vectors.tf
-        self._keep = keep
+        self._vectors = index.term_vectors(index.docids(unique))
+        self._names = np.array(self._vectors.vocabulary, dtype=object)
+        self._usable = stage.usable(self._names, self._vectors.df, index.n_docs)
+        self._statistics = index.statistics
 
-    def of(self, docnos: ObjectArray) -> tuple[ObjectArray, FloatArray]:
-        """Returns (terms ascending (v,), counts (n, v) float32) of some documents."""
-        slices = [slice(*self._ptr[(r := self._row[d]) : r + 2]) for d in docnos]
-        ids = [self._ids[part][self._keep[self._ids[part]]] for part in slices]
-        counts = [self._tf[part][self._keep[self._ids[part]]] for part in slices]
+    def of(self, docnos: ObjectArray) -> Terms:
+        """Returns the terms of some documents."""
+        vectors, rows = self._vectors, [self._row[docno] for docno in docnos]
+        ids, counts = [], []
+        for row in rows:
+            part = slice(vectors.ptr[row], vectors.ptr[row + 1])
+            keep = self._usable[vectors.terms[part]]
+            ids.append(vectors.terms[part][keep])
+            counts.append(vectors.tf[part][keep])
         vocabulary = np.unique(np.concatenate(ids))
-        vocabulary = vocabulary[np.argsort(self._terms[vocabulary], kind="stable")]
-        place = np.empty(len(self._terms), dtype=np.int64)
+        vocabulary = vocabulary[np.argsort(self._names[vocabulary], kind="stable")]
+        place = np.empty(len(self._names), dtype=np.int64)
         place[vocabulary] = np.arange(len(vocabulary))
-        tf = np.zeros((len(docnos), len(vocabulary)), dtype=np.float32)
-        for row, (own, count) in enumerate(zip(ids, counts, strict=True)):
-            tf[row, place[own]] = count
-        return self._terms[vocabulary], tf
+        tf = np.zeros((len(rows), len(vocabulary)), dtype=np.float32)
+        for number, (own, count) in enumerate(zip(ids, counts, strict=True)):
+            tf[number, place[own]] = count
+        return Terms(
+            self._names[vocabulary],
+            tf,
+            vectors.df[vocabulary],
+            getattr(vectors, "cf", vectors.df)[vocabulary],
+            vectors.lengths[rows],
+            self._statistics.documents,
+            self._statistics.tokens,
+        )
 
 
 class TextFeedback(Feedback, abstract=True):

@@ -168,6 +168,46 @@ def _positive(names: list[str], weights: npt.NDArray[np.floating]) -> dict[str, 
     return {name: weight for name, weight in zip(names, single, strict=True) if weight > 0}
 
 
+def bm25_prf(
+    query: Mapping[str, float],
+    terms: ObjectArray,
+    r: IntArray,
+    n_feedback: int,
+    df: IntArray,
+    n_docs: int,
+    fb_terms: int,
+    new_term_weight: float,
+) -> dict[str, float]:
+    """Returns the query with relevance weights, as Anserini's BM25PRF computes it.
+
+    A term's weight is ``max(1e-6, w ln[(r+.5)(N-n-R+r+.5) / ((n-r+.5)(R-r+.5))])`` with w = 1 for
+    query terms and ``new_term_weight`` for others. Query terms stay; of the others those with the
+    largest weight times ln r are added.
+
+    Args:
+        query: Analysed terms and their counts (the counts are not used).
+        terms: (v,) terms, ascending: those of the query and the admitted ones of the documents.
+        r: (v,) feedback documents with the term.
+        n_feedback: R, the number of feedback documents.
+        df: (v,) n, documents with the term.
+        n_docs: N, documents in the collection.
+        fb_terms: How many terms are added.
+        new_term_weight: w of a term that the query does not have.
+
+    >>> one = np.array(["cat"], dtype=object), np.array([2])
+    >>> bm25_prf({"cat": 1}, *one, 2, np.array([20]), 1000, 20, 0.2)
+    {'cat': 5.579730033874512}
+    """
+    own = np.array([name in query for name in terms], dtype=bool)
+    rel = np.log((r + 0.5) * (n_docs - df - n_feedback + r + 0.5))
+    rel -= np.log((df - r + 0.5) * (n_feedback - r + 0.5))
+    weight = np.maximum(1e-6, np.where(own, 1.0, np.float32(new_term_weight)) * rel)
+    offer = np.where(own | (r < 2), -np.inf, weight * np.log(np.maximum(r, 1)))
+    best = np.argsort(-offer, kind="stable")[:fb_terms]
+    chosen = np.flatnonzero(own).tolist() + [i for i in best if np.isfinite(offer[i])]
+    return {terms[i]: float(np.float32(weight[i])) for i in chosen}
+
+
 @dataclass(frozen=True, repr=False)
 class RM3(TermFeedback):
     """Relevance model mixed with the query, as Anserini and Pyserini compute it.
@@ -202,7 +242,14 @@ class RM3(TermFeedback):
         return anserini_terms(terms, df, n_docs, self.filter_terms)
 
     def reformulate(self, query: Query, docs: Docs) -> dict[str, float]:
-        return rm3(query.toks, docs.terms, docs.tf, docs.scores, self.fb_terms, self.fb_lambda)
+        return rm3(
+            query.toks,
+            docs.terms.names,
+            docs.terms.tf,
+            docs.scores,
+            self.fb_terms,
+            self.fb_lambda,
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -247,15 +294,71 @@ class RocchioTerms(TermFeedback):
         return anserini_terms(terms, df, n_docs, alphanumeric=False)
 
     def reformulate(self, query: Query, docs: Docs) -> dict[str, float]:
-        last = docs.tf[len(docs) - min(self.neg_docs, len(docs)) :][::-1]
+        last = docs.terms.tf[len(docs) - min(self.neg_docs, len(docs)) :][::-1]
         return rocchio_terms(
             query.toks,
-            docs.terms,
-            docs.tf[: self.fb_docs],
+            docs.terms.names,
+            docs.terms.tf[: self.fb_docs],
             last if self.gamma != 0 else last[:0],
             self.fb_terms,
             self.neg_terms,
             self.alpha,
             self.beta,
             self.gamma,
+        )
+
+
+_DIGITS = re.compile("[0-9]+")
+
+
+@dataclass(frozen=True, repr=False)
+class BM25Prf(TermFeedback):
+    """Relevance weighting and expansion after Robertson and Sparck Jones, as Anserini computes it.
+
+    Needs: qid, query, docno, score
+    Gives: qid, query, query_toks
+
+    The weights take the place of idf, so search with ``BM25(index, idf=False)``. Scores of the
+    feedback documents are not used. A query term that no document of the index has is dropped; a
+    query without feedback documents keeps its analysed terms with their counts.
+
+    Source: Robertson and Sparck Jones, Relevance weighting of search terms, JASIS 1976, with
+    Robertson's offer weight, in the form of Anserini's ``BM25PrfReranker``, whose defaults these
+    are.
+
+    Args:
+        index: Lucene index with term vectors.
+        fb_docs: Feedback depth.
+        fb_terms: How many terms are added.
+        new_term_weight: Factor on the weight of added terms.
+    """
+
+    index: str
+    fb_docs: Depth = 10
+    fb_terms: Depth = 20
+    new_term_weight: float = 0.2
+
+    def usable(self, terms: ObjectArray, df: IntArray, n_docs: int) -> npt.NDArray[np.bool_]:
+        return np.ones(len(terms), dtype=bool)  # query terms count whatever they look like
+
+    def reformulate(self, query: Query, docs: Docs) -> dict[str, float]:
+        table = docs.terms
+        spelling = [
+            2 <= len(name) <= 20
+            and _ALNUM.fullmatch(name) is not None
+            and _DIGITS.fullmatch(name) is None
+            for name in table.names
+        ]
+        keep = np.array(spelling, dtype=bool) | np.array(
+            [name in query.toks for name in table.names], dtype=bool
+        )
+        return bm25_prf(
+            query.toks,
+            table.names[keep],
+            (table.tf[:, keep] > 0).sum(axis=0),
+            len(docs),
+            table.df[keep],
+            table.n_docs,
+            self.fb_terms,
+            self.new_term_weight,
         )
