@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from prf.batch import search
     from prf.build import build_dense, build_lucene, build_vectors
     from prf.comparison import compare
     from prf.demo import collection
@@ -28,14 +29,19 @@ if TYPE_CHECKING:
     )
     from prf.evaluation import evaluate
     from prf.feedback import (
+        KL,
         RM3,
         AveragePrf,
+        BM25Prf,
+        Bo1,
         Docs,
         Feedback,
         Query,
         Rocchio,
         RocchioTerms,
         TermFeedback,
+        Terms,
+        TerrierRM3,
         TextFeedback,
         VectorFeedback,
     )
@@ -52,7 +58,6 @@ if TYPE_CHECKING:
         Union,
     )
     from prf.retrieve import BM25, DenseRetriever, Text, Vectors
-    from prf.search import search
     from prf.spec import dumps, explain, load, loads
     from prf.tables import render
     from prf.trec import read_docs, read_qrels, read_run, read_topics, write_run
@@ -74,6 +79,9 @@ _HOME = {
     ],
     "evaluation": ["evaluate"],
     "feedback": [
+        "BM25Prf",
+        "Bo1",
+        "KL",
         "RM3",
         "AveragePrf",
         "Docs",
@@ -82,6 +90,8 @@ _HOME = {
         "Rocchio",
         "RocchioTerms",
         "TermFeedback",
+        "Terms",
+        "TerrierRM3",
         "TextFeedback",
         "VectorFeedback",
     ],
@@ -98,7 +108,7 @@ _HOME = {
         "Union",
     ],
     "retrieve": ["BM25", "DenseRetriever", "Text", "Vectors"],
-    "search": ["search"],
+    "batch": ["search"],
     "spec": ["dumps", "explain", "load", "loads"],
     "tables": ["render"],
     "trec": ["read_docs", "read_qrels", "read_run", "read_topics", "write_run"],

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from prf import dense_build, lucene
+from prf import dense_build, lucene_build
 from prf.dense_build import OnEmpty
 from prf.encode import Encoder, load_encoder, weights_digest
 from prf.errors import IndexStateError, PrfWarning
@@ -68,7 +68,7 @@ def build_lucene(
     """
     _refuse_existing(path, force)
     pairs, name = _documents(docs, fields)
-    return lucene.build(
+    return lucene_build.build(
         path,
         pairs,
         on_empty=on_empty,

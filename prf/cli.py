@@ -32,10 +32,11 @@ from prf.errors import (
 if TYPE_CHECKING:
     import pandas as pd
 
+    from prf.batch import Outcome
+    from prf.comparison import Comparison
     from prf.demo import Example
-    from prf.evaluate import Comparison, Evaluation
+    from prf.evaluation import Evaluation
     from prf.pipeline import Transformer
-    from prf.search import Outcome
 
 # typer's errors of use are click's, or of a copy of click that newer versions carry.
 _UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -99,7 +100,7 @@ def demo(
 ) -> None:
     """Index, search and compare on a small collection."""
     from prf.demo import run_demo
-    from prf.evaluate import render
+    from prf.tables import render
 
     result = run_demo(folder, _shows(progress))
     print(render(result.comparison))
@@ -215,8 +216,8 @@ def search(
     progress: Progress = None,
 ) -> None:
     """Run topics, or one query, through a pipeline."""
-    from prf.evaluate import parse_measures
-    from prf.search import search as search_topics
+    from prf.batch import search as search_topics
+    from prf.evaluation import parse_measures
     from prf.spec import override, read_pipeline
     from prf.trec import read_qrels, read_topics
 
@@ -257,8 +258,8 @@ def _report(
     outcome: Outcome, topics: pd.DataFrame, judged: pd.DataFrame | None, measures: list[str]
 ) -> None:
     """Tells what a search wrote, and measures it."""
-    from prf.evaluate import evaluate as measure_run
-    from prf.evaluate import render
+    from prf.evaluation import evaluate as measure_run
+    from prf.tables import render
 
     counts = outcome.record["counts"]
     how = "kept as it is" if outcome.reused else f"{outcome.record['seconds']['total']:.2f} s"
@@ -274,7 +275,7 @@ def _report(
 
 
 def _print_results(stages: Transformer, query: str, show: int) -> None:
-    from prf.search import single
+    from prf.batch import single
 
     results = single(stages, query).head(show)
     for row in results.to_dict("records"):
@@ -301,9 +302,10 @@ def evaluate(
     ] = False,
 ) -> None:
     """Measure run files against judgments, and compare them."""
-    from prf.evaluate import Correction, Format, Test, compare, render
-    from prf.evaluate import evaluate as measure_run
+    from prf.comparison import Correction, Test, compare
+    from prf.evaluation import evaluate as measure_run
     from prf.pipeline import check_value
+    from prf.tables import Format, render
     from prf.trec import read_qrels, read_topics
 
     if baseline is None and (test, correction) != ("t", "holm"):
@@ -335,7 +337,7 @@ def explain(
     ] = None,
 ) -> None:
     """Show the stages, or what they do to a query."""
-    from prf.search import trace
+    from prf.batch import trace
     from prf.spec import explain as explain_pipeline
     from prf.spec import override, read_pipeline
 

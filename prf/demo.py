@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from prf.batch import search
 from prf.build import build_dense, build_lucene
+from prf.comparison import Comparison, compare
 from prf.errors import IndexStateError
-from prf.evaluate import Comparison, compare, evaluate
+from prf.evaluation import evaluate
 from prf.frames import ranked
 from prf.index import open_index as open_vectors
 from prf.lucene import open_index as open_lucene
-from prf.search import search
 from prf.spec import load, shipped
 from prf.trec import read_docs, read_qrels, read_run, read_topics
 

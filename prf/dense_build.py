@@ -596,14 +596,26 @@ def _workplace(path: Path, force: bool) -> Iterator[Path]:
     """Gives the locked folder in which ``path`` is built; without progress it is removed again."""
     _refuse_existing(path, force)
     place = building_folder(path)
-    lock = _lock(place)
+    lock = None
     try:
+        lock = _lock(place)
         _refuse_existing(path, force)  # another build may have finished in between
         yield place
+    except KeyboardInterrupt:
+        # Ctrl-C may come before the lock is ours to hold; an empty folder is nobody's.
+        if lock is None:
+            _remove_empty(place)
+        raise
     finally:
-        if not (place / "progress.json").exists():
-            _remove(place)
-        lock.close()
+        if lock is not None:
+            if not (place / "progress.json").exists():
+                _remove(place)
+            lock.close()
+
+
+def _remove_empty(place: Path) -> None:
+    if place.exists() and {entry.name for entry in place.iterdir()} <= {"lock"}:
+        _remove(place)
 
 
 def _remove(place: Path) -> None:

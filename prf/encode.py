@@ -169,7 +169,7 @@ def _load(name: str, device: str) -> Encoder:
             )
     except (OSError, ValueError, KeyError) as error:
         offline = " (HF_HUB_OFFLINE is set, so nothing is downloaded)" if _offline() else ""
-        cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
+        cache = require("huggingface_hub.constants", "cpu", f"encoder '{name}'").HF_HUB_CACHE
         raise IndexStateError(
             f"encoder '{name}' is neither a local folder with a sentence-transformers model nor in "
             f"the cache '{cache}'{offline}: {str(error).splitlines()[0][:200]}"
@@ -232,6 +232,10 @@ class QueryEncoder(QueryTransformer):
         bad = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
         if bad is not None:
             raise FrameError(f"{self!r}: query of qid {qids[bad]!r} is {texts[bad]!r}, not text")
+        notice(
+            "are empty and were encoded as the empty text",
+            [qid for qid, text in zip(qids, texts, strict=True) if not text.strip()],
+        )
         vectors = encoder.encode(
             texts,
             "query",

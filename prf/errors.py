@@ -24,6 +24,20 @@ class PrfError(Exception):
 
     exit_code: ClassVar[int] = 1
 
+    def put_first(self, where: str) -> None:
+        """Puts where it happened in front of the message."""
+        self._say(where + str(self))
+
+    def drop_first(self, text: str) -> bool:
+        """Takes ``text`` off the front of the message if a position ``[`` follows it."""
+        if not str(self).startswith(f"{text}["):
+            return False
+        self._say(str(self).removeprefix(text))
+        return True
+
+    def _say(self, message: str) -> None:
+        self.args = (message,)
+
 
 class SpecError(PrfError, ValueError):
     """A pipeline, argument or option that means nothing."""
@@ -55,6 +69,10 @@ class MissingDependency(PrfError, ImportError):  # noqa: N818  (reads better tha
     """An optional library, Java runtime or device that is not there."""
 
     exit_code = 6
+
+    def _say(self, message: str) -> None:
+        self.args = (message,)
+        self.msg = message  # what an ImportError prints
 
 
 class EvaluationError(PrfError):

@@ -156,7 +156,6 @@ class Log:
 
     seconds: dict[str, float] = field(default_factory=dict)
     notices: dict[str, list[str]] = field(default_factory=dict)
-    queries: int = 0
 
 
 _LOG: ContextVar[Log | None] = ContextVar("prf_log", default=None)
@@ -184,9 +183,9 @@ def notice(what: str, qids: Sequence[str]) -> None:
 
 
 def notice_text(what: str, qids: Sequence[str]) -> str:
-    """Returns one line with count and the first few queries."""
+    """Returns one line with count and the first few queries; ``what`` ends "queries that ..."."""
     shown = ", ".join(qids[:5]) + (", ..." if len(qids) > 5 else "")
-    return f"{len(qids)} {'query' if len(qids) == 1 else 'queries'} {what}: {shown}"
+    return f"queries that {what}: {len(qids)} ({shown})"
 
 
 @dataclass(frozen=True)
@@ -265,8 +264,19 @@ class Transformer(pt.Transformer):  # type: ignore[misc]
 
     def apply(self, frame: pd.DataFrame, queries: pd.DataFrame | None = None) -> pd.DataFrame:
         """Like `transform`, for a frame that is already normalised."""
-        need(frame, self.needs, repr(self))
-        return self.run(frame, queries)
+        with self.named():
+            need(frame, self.needs, repr(self))
+            return self.run(frame, queries)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Puts the stage in front of an error's message, unless it says where already."""
+        try:
+            yield
+        except PrfError as error:
+            if not str(error).startswith((repr(self), "pipeline[")):
+                error.put_first(f"{self!r}: ")
+            raise
 
     def step(
         self, frame: pd.DataFrame, queries: pd.DataFrame | None
@@ -461,13 +471,9 @@ def _placed(number: int) -> Iterator[None]:
     try:
         yield
     except PrfError as error:
-        message = str(error)
-        inner = (
-            message.removeprefix("pipeline") if message.startswith("pipeline[") else f" {message}"
+        error.put_first(
+            f"pipeline[{number}]" if error.drop_first("pipeline") else f"pipeline[{number}] "
         )
-        error.args = (f"pipeline[{number}]{inner}",)
-        if isinstance(error, ImportError):
-            error.msg = error.args[0]
         raise
 
 
@@ -787,14 +793,13 @@ class QueryTransformer(Transformer, abstract=True):
     def step(
         self, frame: pd.DataFrame, queries: pd.DataFrame | None
     ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-        need(frame, self.needs, repr(self))
-        if not is_results(frame):
-            out = self.run_queries(frame)
-            return out, out
-        if queries is None:
-            queries = queries_of(frame)
-        queries = self.run_queries(queries)
-        return attach_queries(queries, frame), queries
+        with self.named():
+            need(frame, self.needs, repr(self))
+            if not is_results(frame):
+                out = self.run_queries(frame)
+                return out, out
+            queries = self.run_queries(queries_of(frame) if queries is None else queries)
+            return attach_queries(queries, frame), queries
 
     def run(self, frame: pd.DataFrame, queries: pd.DataFrame | None) -> pd.DataFrame:
         return self.step(frame, queries)[0]

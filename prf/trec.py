@@ -7,6 +7,7 @@ Readers take a path (``str`` or ``os.PathLike``) or an ``ir_datasets:`` name. Fi
 
 from __future__ import annotations
 
+import glob
 import gzip
 import io
 import json
@@ -490,7 +491,14 @@ def atomic(path: PathLike) -> Iterator[IO[str]]:
     file = Path(path)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent)
+        _remove_stale(file)
+        handle, name = tempfile.mkstemp(
+            prefix=f".{file.name}.{os.getpid()}.", suffix=".tmp", dir=file.parent
+        )
+    except (FileExistsError, NotADirectoryError) as error:
+        raise FileFormatError(
+            f"'{file}' cannot be written: '{error.filename}' is a file, not a folder"
+        ) from error
     except OSError as error:
         raise FileFormatError(f"'{file}' cannot be written: {error.strerror}") from error
     try:
@@ -518,9 +526,28 @@ def atomic(path: PathLike) -> Iterator[IO[str]]:
         Path(name).unlink(missing_ok=True)
 
 
-_KEY_OFFSET = (
-    1 << 40
-)  # larger than any float32 key, so that the running minimum starts anew per query
+def _remove_stale(file: Path) -> None:
+    """Removes what a killed process left of an earlier try; a living one keeps its own."""
+    for old in file.parent.glob(f".{glob.escape(file.name)}.*.tmp"):
+        process = old.name[len(file.name) + 2 :].split(".")[0]
+        if process.isdigit() and not _runs(int(process)):
+            old.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    if os.name != "posix":
+        return True  # asking would end the process there
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+# Larger than any float32 key, so that the running minimum starts anew with every query.
+_KEY_OFFSET = 1 << 40
 
 
 def strictly_decreasing(
@@ -594,6 +621,13 @@ class RunWriter:
         trace: TracebackType | None,
     ) -> None:
         self._context.__exit__(kind, error, trace)
+
+    def flush(self) -> None:
+        """Hands what was written to the system, so that a full disk shows now."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            raise FileFormatError(f"'{self.path}' cannot be written: {error.strerror}") from error
 
     def write(self, results: pd.DataFrame) -> None:
         """Appends the results of some queries; no query may come in two batches."""

@@ -17,7 +17,7 @@ from conftest import Material
 from weighted_average import WeightedAverage
 
 from prf.encode import QueryEncoder, QueryVectors
-from prf.feedback import RM3, AveragePrf, Rocchio, RocchioTerms
+from prf.feedback import KL, RM3, AveragePrf, BM25Prf, Bo1, Rocchio, RocchioTerms, TerrierRM3
 from prf.frames import attach_queries, column, objects, ranked
 from prf.pipeline import (
     REGISTRY,
@@ -99,12 +99,15 @@ def _bare(m: Material) -> pd.DataFrame:
 EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "AveragePrf": lambda m: Example(AveragePrf(2), result_frame(m)),
     "BM25": lambda m: Example(BM25(m.lucene, k=5, threads=1), query_frame(m)),
+    "BM25Prf": lambda m: Example(BM25Prf(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
+    "Bo1": lambda m: Example(Bo1(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
     "Compose": lambda m: Example(Compose((Scale(2.0), Cutoff(5))), result_frame(m)),
     "Concatenate": lambda m: Example(Concatenate((Cutoff(2), Scale(-1.0))), result_frame(m)),
     "Cutoff": lambda m: Example(Cutoff(3), result_frame(m)),
     "DenseRetriever": lambda m: Example(DenseRetriever(m.dense, k=5), query_frame(m)),
     "Features": lambda m: Example(Features((Scale(2.0), Cutoff(2))), result_frame(m)),
     "Intersection": lambda m: Example(Intersection((Scale(-2.0), Cutoff(5))), result_frame(m)),
+    "KL": lambda m: Example(KL(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
     "QueryEncoder": _query_encoder,
     "QueryVectors": _query_vectors,
     "RM3": lambda m: Example(RM3(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
@@ -112,6 +115,7 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "RocchioTerms": lambda m: Example(RocchioTerms(m.lucene, fb_docs=3, gamma=0.15), _bare(m)),
     "Scale": lambda m: Example(Scale(-0.5), result_frame(m)),
     "Sum": lambda m: Example(Sum((Scale(2.0), Cutoff(2))), result_frame(m)),
+    "TerrierRM3": lambda m: Example(TerrierRM3(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
     "Text": lambda m: Example(Text(m.dense), _bare(m)),
     "Union": lambda m: Example(Union((Scale(-1.0), Cutoff(2))), result_frame(m)),
     "Vectors": lambda m: Example(Vectors(m.dense), _bare(m)),
@@ -119,7 +123,11 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
 }
 MARKS: dict[str, pytest.MarkDecorator] = {
     "BM25": pytest.mark.java,
+    "BM25Prf": pytest.mark.java,
+    "Bo1": pytest.mark.java,
+    "KL": pytest.mark.java,
     "RM3": pytest.mark.java,
+    "TerrierRM3": pytest.mark.java,
     "RocchioTerms": pytest.mark.java,
     "QueryEncoder": pytest.mark.models,
 }

@@ -245,12 +245,13 @@ def _search(index: str, system: str, queries: dict[str, str], k: int) -> dict[st
     return out
 
 
-def _seconds(index: str, system: str, queries: dict[str, str], k: int) -> float:
+def _seconds(index: str, system: str, queries: dict[str, str], k: int, read: bool) -> float:
     searcher = _searcher(index, system)
     start = time.perf_counter()
     for query in queries.values():
         hits = searcher.search(query, k)
-        _ = [(hit.docid, hit.score) for hit in hits]
+        if read:
+            _ = [(hit.docid, hit.score) for hit in hits]
     return time.perf_counter() - start
 
 

@@ -539,7 +539,7 @@ def test_errors_of_the_system_name_the_file(
     def broken(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("prf.search.search", broken)
+    monkeypatch.setattr("prf.batch.search", broken)
     done = prf(*SEARCH)
     assert (done.code, done.out) == (4, "")
     assert done.err == f"prf: error: 'r.run': {error.strerror}\n"

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 FORKS = multiprocessing.get_context("forkserver")
 # One process imports once and is forked for each kill; it starts neither Java nor a model.
 FORKS.set_forkserver_preload(
-    ["__main__", "prf.cli", "prf.search", "prf.build", "prf.lucene", "sentence_transformers"]
+    ["__main__", "prf.cli", "prf.batch", "prf.build", "prf.lucene", "sentence_transformers"]
 )
 
 

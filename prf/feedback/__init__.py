@@ -1,18 +1,32 @@
 """Feedback methods: one file a family. Importing this registers every one of them."""
 
-from prf.feedback.base import Docs, Feedback, Query, TermFeedback, TextFeedback, VectorFeedback
-from prf.feedback.terms import RM3, RocchioTerms
+from prf.feedback.base import (
+    Docs,
+    Feedback,
+    Query,
+    TermFeedback,
+    Terms,
+    TextFeedback,
+    VectorFeedback,
+)
+from prf.feedback.terms import RM3, BM25Prf, RocchioTerms
+from prf.feedback.terrier import KL, Bo1, TerrierRM3
 from prf.feedback.vector import AveragePrf, Rocchio
 
 __all__ = [
+    "KL",
     "RM3",
     "AveragePrf",
+    "BM25Prf",
+    "Bo1",
     "Docs",
     "Feedback",
     "Query",
     "Rocchio",
     "RocchioTerms",
     "TermFeedback",
+    "Terms",
+    "TerrierRM3",
     "TextFeedback",
     "VectorFeedback",
 ]

@@ -205,7 +205,7 @@ def bm25_prf(
     offer = np.where(own | (r < 2), -np.inf, weight * np.log(np.maximum(r, 1)))
     best = np.argsort(-offer, kind="stable")[:fb_terms]
     chosen = np.flatnonzero(own).tolist() + [i for i in best if np.isfinite(offer[i])]
-    return {terms[i]: float(np.float32(weight[i])) for i in chosen}
+    return {str(terms[i]): float(np.float32(weight[i])) for i in chosen}
 
 
 @dataclass(frozen=True, repr=False)

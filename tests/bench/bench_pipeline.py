@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,6 +126,7 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--profile"]
     repetitions = int(arguments[0]) if arguments else 7
     faiss.omp_set_num_threads(THREADS)
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")  # torch's
     torch.set_num_threads(THREADS)
     frame = queries()
     with tempfile.TemporaryDirectory() as folder:

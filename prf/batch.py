@@ -159,6 +159,7 @@ def _run(
             writer.write(results)
             found.update(results["qid"])
             bar.update(len(batch))
+        writer.flush()
         # Between the two files a kill leaves a run without a record, never with another's.
         record_path(writer.path).unlink(missing_ok=True)
     # A pipeline of two passes tells twice of the same query.

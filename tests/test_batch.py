@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 from prf import BM25, DenseRetriever, QueryEncoder, QueryVectors, Rocchio, Vectors
+from prf.batch import record_path, search, single, trace
 from prf.build import build_dense, build_lucene, build_vectors
 from prf.errors import PrfWarning, SpecError
 from prf.pipeline import Transformer
-from prf.search import record_path, search, single, trace
 from prf.trec import read_run
 
 N, D = 40, 6
@@ -198,8 +198,8 @@ def test_reuse_refuses_after_a_change(here: None, change: str, says: str) -> Non
 
 
 def test_reuse_sees_that_a_folder_without_metadata_changed(here: None) -> None:
+    from prf.batch import checksums
     from prf.pipeline import Resource
-    from prf.search import checksums
 
     folder = Path("anserini")
     (folder / "sub").mkdir(parents=True)
