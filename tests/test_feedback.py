@@ -355,7 +355,7 @@ def test_nasty_topics_run_through_sparse_feedback(material: Material) -> None:
 def test_query_without_terms_is_named_once_and_has_no_rows(material: Material) -> None:
     """Q4."""
     topics = queries(("a", ""), ("b", "?!"), ("c", "fish"))
-    with pytest.warns(UserWarning, match="2 queries have no term left after analysis .*: a, b"):
+    with pytest.warns(UserWarning, match=r"no term left after analysis .*: 2 \(a, b\)"):
         out = BM25(material.lucene)(topics)
     assert set(out["qid"]) == {"c"}
 
