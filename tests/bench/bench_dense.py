@@ -21,7 +21,8 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from prf.index import build_from_vectors, open_index
+from prf.dense_build import build_from_vectors
+from prf.index import open_index
 
 NAME = "msmarco-v1-dl-pool"
 
