@@ -304,6 +304,7 @@ def evaluate(
     """Measure run files against judgments, and compare them."""
     from prf.comparison import Correction, Test, compare
     from prf.evaluation import evaluate as measure_run
+    from prf.evaluation import run_name
     from prf.pipeline import check_value
     from prf.tables import Format, render
     from prf.trec import read_qrels, read_topics
@@ -316,7 +317,13 @@ def evaluate(
     judged = read_qrels(qrels)
     limit = None if topics is None else read_topics(topics)
     names = measure or ["default"]
-    systems = [measure_run(run, judged, names, topics=limit) for run in runs]
+    stems = [run_name(run) for run in runs]
+    if len(set(stems)) < len(stems):
+        stems = [str(run) for run in runs]  # two runs of one name in two folders
+    systems = [
+        measure_run(run, judged, names, topics=limit, name=name)
+        for run, name in zip(runs, stems, strict=True)
+    ]
     value: Comparison | list[Evaluation] = systems
     if baseline is not None:
         value = compare(systems, baseline, test=test, correction=correction)  # type: ignore[arg-type]

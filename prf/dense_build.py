@@ -42,6 +42,7 @@ from prf.index import (
     sha256_of,
 )
 from prf.knn import unit
+from prf.vectors_io import read_npy
 
 OnEmpty = Literal["error", "skip", "keep"]
 
@@ -198,14 +199,9 @@ def _plan(
 def _vectors_of(
     vectors: str | os.PathLike[str] | npt.NDArray[np.floating[Any]],
 ) -> tuple[npt.NDArray[np.floating[Any]], str]:
-    if isinstance(vectors, np.ndarray):
-        array, where = vectors, "vectors"
-    else:
-        where = str(vectors)
-        try:
-            array = np.load(Path(vectors), mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise FileFormatError(f"{where}: not a .npy file of numbers: {error}") from error
+    if not isinstance(vectors, np.ndarray):
+        return read_npy(vectors), str(vectors)
+    array, where = vectors, "vectors"
     if array.ndim != 2 or 0 in array.shape or not np.issubdtype(array.dtype, np.floating):
         raise FileFormatError(
             f"{where}: {array.dtype} of shape {array.shape}; "

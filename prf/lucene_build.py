@@ -95,7 +95,9 @@ def build(
     """
     target = Path(os.path.abspath(path))
     about = {"kind": "lucene", "source": source, "analyzer": ANALYZER}
-    return _build(target, _Texts(docs, on_empty, target), about, force, progress, threads)
+    return _build(
+        target, _Texts(docs, on_empty, source or f"index {target}"), about, force, progress, threads
+    )
 
 
 def build_impact(
@@ -143,7 +145,14 @@ def build_impact(
         "encoder": _plain(encoder, "encoder"),
         "quantisation": _plain(quantisation, "quantisation"),
     }
-    return _build(target, _Vectors(vectors, on_empty, target), about, force, progress, threads)
+    return _build(
+        target,
+        _Vectors(vectors, on_empty, source or f"index {target}"),
+        about,
+        force,
+        progress,
+        threads,
+    )
 
 
 def _plain(value: Mapping[str, object] | None, name: str) -> Any:
@@ -171,10 +180,11 @@ def _build(
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(target)
     folder = target.with_name(f"{_prefix(target)}{uuid.uuid4().hex[:8]}")
-    folder.mkdir()
-    lock: IO[bytes] | None = _lock(folder)
+    lock: IO[bytes] | None = None
     try:
-        _fill(java, folder, documents, about["source"], progress, workers)
+        folder.mkdir()
+        lock = _lock(folder)
+        _fill(java, folder, documents, progress, workers)
         documents.warn()
         meta = _write_meta(folder, documents, about, java.luceneVersion())
         _check_target(target, force)
@@ -188,11 +198,9 @@ def _build(
     return meta
 
 
-def _fill(
-    java: Any, folder: Path, documents: _Documents, source: str, progress: bool, threads: int
-) -> None:
+def _fill(java: Any, folder: Path, documents: _Documents, progress: bool, threads: int) -> None:
     """Writes the Lucene files."""
-    call = jvm.Caller(documents.where)
+    call = jvm.Caller(f"index {folder}")
     writer = call(java.create, os.fsencode(folder), documents.impacts, threads)
     try:
         with _bar(progress) as advance:
@@ -204,7 +212,7 @@ def _fill(
             raise FileFormatError(
                 f"{documents.where}: no documents"
                 f"{f', all {documents.empty} are empty' if documents.empty else ''}"
-                f"{f' in {source}' if source else ''}; an index needs at least one"
+                "; an index needs at least one"
             )
         call(writer.finish)
     except BaseException:
@@ -269,7 +277,7 @@ class _Documents:
 
     impacts: ClassVar[bool]
 
-    def __init__(self, items: Iterable[Any], on_empty: OnEmpty, target: Path) -> None:
+    def __init__(self, items: Iterable[Any], on_empty: OnEmpty, where: str) -> None:
         if on_empty not in ("error", "skip", "keep"):
             raise SpecError(
                 f"on_empty={on_empty!r} is none of error, skip, keep"
@@ -277,7 +285,7 @@ class _Documents:
             )
         self.items = items
         self.on_empty = on_empty
-        self.where = f"index {target}"
+        self.where = where
         self.digest = hashlib.sha256()
         self.seen: dict[str, int] = {}
         self.written = 0
@@ -314,8 +322,7 @@ class _Documents:
         """Counts an empty document and tells whether it is to be left out."""
         if self.on_empty == "error":
             raise FileFormatError(
-                f"{where} has no {what}; leave such documents out "
-                "with on_empty='skip' or keep them unfindable with on_empty='keep'"
+                f"{where} has no {what}; correct it, or choose --on-empty skip or keep"
             )
         self.empty += 1
         return self.on_empty == "skip"

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pandas as pd
 from tqdm import tqdm
 
-from prf.encode import Side, _offline, _quiet, model_path, weights_digest
+from prf.encode import Side, model_path, offline, quiet, weights_digest
 from prf.errors import (
     FileFormatError,
     FrameError,
@@ -210,7 +210,9 @@ class SparseModel:
         with torch.inference_mode():
             for start in range(0, len(order), batch_size):
                 part = order[start : start + batch_size]
-                for place, pair in zip(part, self._batch([rows[i] for i in part], side), strict=True):
+                for place, pair in zip(
+                    part, self._batch([rows[i] for i in part], side), strict=True
+                ):
                     found[place] = _heaviest(*pair, max_terms)
                 if progress is not None:
                     progress(len(part))
@@ -464,14 +466,14 @@ def _reading(name: str, kind: Kind) -> Iterator[None]:
     level = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # missing weights are an error of ours, see below
     try:
-        with _quiet():
+        with quiet():
             yield
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        offline = " (HF_HUB_OFFLINE is set, so nothing is downloaded)" if _offline() else ""
+        forbidden = " (HF_HUB_OFFLINE is set, so nothing is downloaded)" if offline() else ""
         cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
         raise IndexStateError(
             f"{kind} model '{name}' is neither a local folder with config.json, model.safetensors "
-            f"and tokenizer nor in the cache '{cache}'{offline}; a checkpoint that has "
+            f"and tokenizer nor in the cache '{cache}'{forbidden}; a checkpoint that has "
             "pytorch_model.bin only is not read: save it again as safetensors. "
             f"{str(error).splitlines()[0][:200]}"
         ) from error

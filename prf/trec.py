@@ -260,6 +260,8 @@ def read_docs(source: PathLike, fields: Sequence[str] = ()) -> Iterator[tuple[st
         ".xml": _docs_trec,
     }
     suffix = _suffix(name)
+    if os.path.isdir(name):
+        raise FileFormatError(f"documents '{name}' is a folder; name the file in it")
     if suffix not in readers:
         raise FileFormatError(
             f"documents '{name}': unknown suffix {suffix!r}; accepted are .jsonl, .tsv, .trec, "

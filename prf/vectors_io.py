@@ -1,7 +1,7 @@
-"""Readers for learned sparse vectors: documents as JSON lines, queries as repeated terms.
+"""Readers for vectors made elsewhere: dense ones (``.npy``), sparse ones in Anserini's forms.
 
-Both are Anserini's formats, in which uniCOIL and SPLADE vectors are published. Files are UTF-8;
-``.gz`` is unpacked by suffix. Readers are strict: an error names file and line.
+uniCOIL and SPLADE vectors are published as JSON lines (documents) and as repeated terms (queries).
+Files are UTF-8; ``.gz`` is unpacked by suffix. Readers are strict: an error names file and line.
 """
 
 from __future__ import annotations
@@ -13,10 +13,41 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from prf.errors import FileFormatError, shorten
 from prf.trec import PathLike, read_lines
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")
+
+
+def read_npy(path: PathLike) -> npt.NDArray[np.floating[Any]]:
+    """Opens a table of dense vectors, memory-mapped, without pickle.
+
+    Returns:
+        (rows, dimensions) of the floating type that the file has.
+
+    Raises:
+        FileFormatError: If it is missing, not ``.npy``, or not a table of floats with at least one
+            row and dimension.
+    """
+    file = Path(path)
+    if not file.is_file():
+        found = "is a folder" if file.is_dir() else "does not exist"
+        raise FileFormatError(f"vectors '{file}': it {found}; name an .npy file")
+    try:
+        table = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise FileFormatError(
+            f"vectors '{file}': not an .npy file of numbers; write one with numpy.save"
+        ) from error
+    if not isinstance(table, np.ndarray) or table.ndim != 2 or 0 in table.shape:
+        shape = getattr(table, "shape", "none")
+        raise FileFormatError(f"vectors '{file}' have shape {shape}; expected (rows, dimensions)")
+    if not np.issubdtype(table.dtype, np.floating):
+        raise FileFormatError(f"vectors '{file}' have type {table.dtype}; expected floats")
+    return table
 
 
 def read_vectors_jsonl(

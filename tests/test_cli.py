@@ -159,7 +159,7 @@ def test_bad_topics_of_other_formats(prf: Prf, name: str, data: str | bytes, say
         (VECTORS + "- DenseRetriever: {index: ix}\n- Rocchio", 3, "pipeline[2] Rocchio()"),
         ("- DenseRetriever: {index: ix}", 3, "needs query_vec"),
         (VECTORS.replace("q.npy", "q2.npy") + "- DenseRetriever: {index: ix}", 5, "2 dimensions"),
-        (VECTORS.replace("q.npy", "no.npy") + "- DenseRetriever: {index: ix}", 4, "do not exist"),
+        (VECTORS.replace("q.npy", "no.npy") + "- DenseRetriever: {index: ix}", 4, "does not exist"),
         (VECTORS.replace("q.npy", "t.tsv") + "- DenseRetriever: {index: ix}", 4, "'t.tsv'"),
         (VECTORS.replace("q.npy", "folder") + "- DenseRetriever: {index: ix}", 4, "'folder'"),
         (VECTORS + "- DenseRetriever: {index: nowhere}", 5, "no index at nowhere"),

@@ -344,11 +344,15 @@ def test_ready_vectors_of_wrong_shape(tmp_path, vectors):
         build_from_vectors(tmp_path / "x", vectors, ["a", "b", "c"])
 
 
-@pytest.mark.parametrize("content", [b"", b"not numpy", None])
+@pytest.mark.parametrize("content", [b"", b"not numpy"])
 def test_vector_file_that_cannot_be_read(tmp_path, content):
-    if content is not None:
-        (tmp_path / "v.npy").write_bytes(content)
-    with pytest.raises(FileFormatError, match=r"v\.npy: not a \.npy file"):
+    (tmp_path / "v.npy").write_bytes(content)
+    with pytest.raises(FileFormatError, match=r"v\.npy': not an \.npy file"):
+        build_from_vectors(tmp_path / "x", tmp_path / "v.npy", ["a"])
+
+
+def test_vector_file_that_is_not_there(tmp_path):
+    with pytest.raises(FileFormatError, match=r"v\.npy': it does not exist"):
         build_from_vectors(tmp_path / "x", tmp_path / "v.npy", ["a"])
 
 

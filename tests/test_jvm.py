@@ -16,9 +16,9 @@ from prf.errors import MissingDependency
 ROOT = Path(__file__).resolve().parents[1]
 
 BUILD_AND_SEARCH = """
-    from prf import lucene
+    from prf import lucene, lucene_build
     docs = [(f"d{i}", f"running dogs number{i}") for i in range(200)]
-    lucene.build(path, docs)
+    lucene_build.build(path, docs)
     index = lucene.open_index(path)
     hits = index.search(index.analyze(["a dog ran", "number7"]), 5, 0.9, 0.4)
     index.term_vectors(hits.ids)

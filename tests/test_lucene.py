@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prf import jvm, lucene
+from prf import jvm, lucene, lucene_build
 from prf.errors import FileFormatError, IndexStateError, PrfWarning, SpecError
 from prf.frames import Hits
 
@@ -80,7 +80,7 @@ def nfcorpus(tmp_path_factory: pytest.TempPathFactory) -> lucene.LuceneIndex:
     if not SHARED.is_dir():
         pytest.skip(f"no test collections in {SHARED}")
     path = tmp_path_factory.mktemp("lucene") / "nfcorpus"
-    lucene.build(path, documents("nfcorpus"), source="nfcorpus")
+    lucene_build.build(path, documents("nfcorpus"), source="nfcorpus")
     return lucene.open_index(path)
 
 
@@ -89,12 +89,12 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> lucene.LuceneIndex:
     if not SHARED.is_dir():
         pytest.skip(f"no test collections in {SHARED}")
     path = tmp_path_factory.mktemp("lucene") / "pool"
-    lucene.build(path, documents("msmarco-v1-dl-pool"))
+    lucene_build.build(path, documents("msmarco-v1-dl-pool"))
     return lucene.open_index(path)
 
 
 def make(path: Path, docs: list[tuple[str, str]], **options: Any) -> lucene.LuceneIndex:
-    lucene.build(path, docs, **options)
+    lucene_build.build(path, docs, **options)
     return lucene.open_index(path)
 
 
@@ -388,7 +388,7 @@ def test_path_with_odd_characters(tmp_path: Path) -> None:
 
 def test_repeated_docno_names_both_places(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="docno 'x' stands at documents 1 and 3"):
-        lucene.build(tmp_path / "index", [("x", "a"), ("y", "b"), ("x", "c")])
+        lucene_build.build(tmp_path / "index", [("x", "a"), ("y", "b"), ("x", "c")])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -396,7 +396,7 @@ def test_repeated_docno_names_both_places(tmp_path: Path) -> None:
 def test_empty_text_is_refused_skipped_or_kept(tmp_path: Path, empty: Any) -> None:
     docs = [("x", "cat"), ("y", empty), ("z", "cat")]
     with pytest.raises(FileFormatError, match=r"document 2 \(docno 'y'\) has no text"):
-        lucene.build(tmp_path / "index", docs)
+        lucene_build.build(tmp_path / "index", docs)
     skipped = make(tmp_path / "skip", docs, on_empty="skip")
     assert (list(skipped.docnos), skipped.meta["empty_documents"]) == (["x", "z"], 1)
     kept = make(tmp_path / "keep", docs, on_empty="keep")
@@ -416,18 +416,18 @@ def test_index_of_empty_documents_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("docs", [[], [("a", "")]])
 def test_no_documents_is_refused(tmp_path: Path, docs: list[tuple[str, str]]) -> None:
     with pytest.raises(FileFormatError, match="no documents"):
-        lucene.build(tmp_path / "index", docs, on_empty="skip")
+        lucene_build.build(tmp_path / "index", docs, on_empty="skip")
 
 
 @pytest.mark.parametrize("docno", ["", None, 7, "\ud800"])
 def test_docno_that_is_no_text_is_refused(tmp_path: Path, docno: Any) -> None:
     with pytest.raises(FileFormatError, match="document 1 has docno"):
-        lucene.build(tmp_path / "index", [(docno, "cat")])
+        lucene_build.build(tmp_path / "index", [(docno, "cat")])
 
 
 def test_white_space_in_docnos_is_one_warning_with_a_count(tmp_path: Path) -> None:
     with pytest.warns(PrfWarning, match="2 docnos hold white space, such as 'a b'") as seen:
-        lucene.build(tmp_path / "index", [("a b", "x"), ("c\td", "y"), ("e", "z")])
+        lucene_build.build(tmp_path / "index", [("a b", "x"), ("c\td", "y"), ("e", "z")])
     assert (len(seen), seen[0].filename) == (1, __file__)
 
 
@@ -528,9 +528,9 @@ def test_existing_folder_is_kept_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "index"
     old = make(path, [("a", "cat")])
     with pytest.raises(IndexStateError, match="exists already"):
-        lucene.build(path, [("b", "dog")])
+        lucene_build.build(path, [("b", "dog")])
     with pytest.raises(FileFormatError):
-        lucene.build(path, [("b", "dog"), ("b", "dog")], force=True)
+        lucene_build.build(path, [("b", "dog"), ("b", "dog")], force=True)
     assert list(lucene.open_index(path).docnos) == ["a"]
     new = make(path, [("b", "dog")], force=True)
     assert list(new.docnos) == ["b"]
@@ -542,9 +542,9 @@ def test_force_never_replaces_what_is_no_index(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").touch()
     with pytest.raises(IndexStateError, match=r"holds 'thesis\.tex' and no index"):
-        lucene.build(tmp_path / "home", [("a", "cat")], force=True)
+        lucene_build.build(tmp_path / "home", [("a", "cat")], force=True)
     with pytest.raises(IndexStateError, match="not a folder"):
-        lucene.build(tmp_path / "home" / "thesis.tex", [("a", "cat")], force=True)
+        lucene_build.build(tmp_path / "home" / "thesis.tex", [("a", "cat")], force=True)
 
 
 def test_same_folder_gives_the_same_object_until_it_changes(tmp_path: Path) -> None:
@@ -595,7 +595,7 @@ def test_index_of_a_lucene_that_cannot_be_read_says_so(
     tmp_path: Path, number: int, age: str
 ) -> None:
     path = tmp_path / "index"
-    lucene.build(path, [("a", "cat")])
+    lucene_build.build(path, [("a", "cat")])
     (segments,) = path.glob("segments_*")
     content = bytearray(segments.read_bytes())
     content[16] = number  # last byte of the format's number: after 4 of magic, 9 of name
@@ -617,7 +617,7 @@ def cut(path: Path) -> None:
 
 def test_metadata_and_verify(tmp_path: Path) -> None:
     path = tmp_path / "index"
-    meta = lucene.build(path, [("a", "cat"), ("b", "dog")], source="here")
+    meta = lucene_build.build(path, [("a", "cat"), ("b", "dog")], source="here")
     assert meta == lucene.open_index(path).meta
     assert (meta["documents"], meta["source"], meta["complete"]) == (2, "here", True)
     assert meta["sha256"] == hashlib.sha256(b"1 3\nacat1 3\nbdog").hexdigest()
@@ -629,7 +629,7 @@ def test_metadata_and_verify(tmp_path: Path) -> None:
 
 KILLED = """
     import sys, time
-    from prf import lucene
+    from prf import lucene, lucene_build
     def docs():
         i = 0
         while True:
@@ -637,7 +637,7 @@ KILLED = """
             i += 1
             if i == 20_000:
                 print("going", flush=True)
-    lucene.build(sys.argv[1], docs())
+    lucene_build.build(sys.argv[1], docs())
 """
 
 
@@ -660,7 +660,7 @@ def test_killed_build_leaves_nothing_that_looks_finished(tmp_path: Path, seed: i
     path = tmp_path / "index"
     with building(path) as process:
         with pytest.raises(IndexStateError, match="built by another process"):
-            lucene.build(path, [("a", "cat")])
+            lucene_build.build(path, [("a", "cat")])
         time.sleep(np.random.default_rng(seed).uniform(0, 1))
         process.send_signal(signal.SIGKILL)
     assert not path.exists()
@@ -685,16 +685,16 @@ def test_failing_source_cleans_up(tmp_path: Path) -> None:
         raise OSError("disk on fire")
 
     with pytest.raises(OSError, match="disk on fire"):
-        lucene.build(tmp_path / "index", docs())
+        lucene_build.build(tmp_path / "index", docs())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_progress_goes_to_stderr_only_when_asked(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    lucene.build(tmp_path / "quiet", [("a", "cat")])
+    lucene_build.build(tmp_path / "quiet", [("a", "cat")])
     assert capfd.readouterr() == ("", "")
-    lucene.build(tmp_path / "loud", [("a", "cat")], progress=True)
+    lucene_build.build(tmp_path / "loud", [("a", "cat")], progress=True)
     out, err = capfd.readouterr()
     assert out == ""
     assert "1 docs" in err

@@ -14,7 +14,7 @@ import pytest
 from scipy import sparse
 from test_lucene import SHARED, ask_pyserini, documents, edit, foreign, listed
 
-from prf import jvm, lucene
+from prf import jvm, lucene, lucene_build
 from prf.errors import FileFormatError, IndexStateError, SpecError
 from prf.vectors_io import read_encoded_queries
 
@@ -49,12 +49,12 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Collection:
         terms = [*lucene.analyze([text])[0], *rng.choice(words, 40)]
         docs.append((docno, {term: int(rng.integers(0, 9)) for term in dict.fromkeys(terms)}, text))
     path = tmp_path_factory.mktemp("impact") / "index"
-    lucene.build_impact(path, docs)
+    lucene_build.build_impact(path, docs)
     return Collection(docs, lucene.open_index(path), queries)
 
 
 def make(path: Path, docs: list[tuple[str, Any, Any]], **options: Any) -> lucene.LuceneIndex:
-    lucene.build_impact(path, docs, **options)
+    lucene_build.build_impact(path, docs, **options)
     return lucene.open_index(path)
 
 
@@ -280,14 +280,14 @@ def test_numbers_of_other_types_are_taken_if_whole(tmp_path: Path) -> None:
 )
 def test_vectors_that_cannot_be_indexed_are_refused(tmp_path: Path, vector: Any, says: str) -> None:
     with pytest.raises(FileFormatError, match=rf"document 2 \(docno 'y'\).*{says}"):
-        lucene.build_impact(tmp_path / "index", [("x", {"a": 1}, ""), ("y", vector, "")])
+        lucene_build.build_impact(tmp_path / "index", [("x", {"a": 1}, ""), ("y", vector, "")])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_document_without_weights_is_refused_skipped_or_kept(tmp_path: Path) -> None:
     docs = [("x", {"cat": 1}, ""), ("y", {"cat": 0}, "text"), ("z", {"cat": 1}, "")]
     with pytest.raises(FileFormatError, match=r"\(docno 'y'\) has no term with a weight above 0"):
-        lucene.build_impact(tmp_path / "index", docs)
+        lucene_build.build_impact(tmp_path / "index", docs)
     skipped = make(tmp_path / "skip", docs, on_empty="skip")
     assert (list(skipped.docnos), skipped.meta["empty_documents"]) == (["x", "z"], 1)
     kept = make(tmp_path / "keep", docs, on_empty="keep")
@@ -299,10 +299,10 @@ def test_document_without_weights_is_refused_skipped_or_kept(tmp_path: Path) -> 
 
 def test_repeated_docno_and_text_that_is_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="docno 'x' stands at documents 1 and 2"):
-        lucene.build_impact(tmp_path / "index", [("x", {"a": 1}, ""), ("x", {"a": 1}, "")])
+        lucene_build.build_impact(tmp_path / "index", [("x", {"a": 1}, ""), ("x", {"a": 1}, "")])
     broken: Any = [("x", {"a": 1}, None)]
     with pytest.raises(FileFormatError, match="has text None"):
-        lucene.build_impact(tmp_path / "index", broken)
+        lucene_build.build_impact(tmp_path / "index", broken)
 
 
 # Kinds and metadata
@@ -329,9 +329,11 @@ def test_metadata_says_where_the_vectors_are_from(tmp_path: Path) -> None:
 
 def test_encoder_that_json_cannot_express_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"encoder=.*cannot be written as JSON"):
-        lucene.build_impact(tmp_path / "i", [("x", {"a": 1}, "")], encoder={"model": object()})
+        lucene_build.build_impact(
+            tmp_path / "i", [("x", {"a": 1}, "")], encoder={"model": object()}
+        )
     with pytest.raises(SpecError, match=r"quantisation=.*cannot be written as JSON"):
-        lucene.build_impact(
+        lucene_build.build_impact(
             tmp_path / "i", [("x", {"a": 1}, "")], quantisation={"factor": float("nan")}
         )
 
@@ -347,7 +349,7 @@ def test_verify_notices_other_weights(tmp_path: Path) -> None:
 
 def test_kinds_are_not_confused(tmp_path: Path) -> None:
     impact = make(tmp_path / "impact", [("x", {"cat": 1}, "")])
-    lucene.build(tmp_path / "text", [("x", "cat")])
+    lucene_build.build(tmp_path / "text", [("x", "cat")])
     text = lucene.open_index(tmp_path / "text")
     with pytest.raises(IndexStateError, match=r"is of kind 'impact'; use search_impacts"):
         impact.search([{"cat": 1}], 5, 0.9, 0.4)

@@ -144,6 +144,12 @@ class Feedback(Transformer, abstract=True):
         stops = np.append(starts[1:], len(qids))
         docnos = frame["docno"].to_numpy(dtype=object)
         scores = frame["score"].to_numpy(dtype=np.float64)
+        cells = [
+            queries[name].to_numpy(dtype=object)
+            if name in queries.columns
+            else [None] * len(queries)
+            for name in ("qid", "query", "query_vec", "query_toks")
+        ]
         read: dict[str, Any] = {}
         if "doc_vec" in self.needs:
             read["vecs"] = stack(frame["doc_vec"], repr(self), qids, docnos)
@@ -158,19 +164,13 @@ class Feedback(Transformer, abstract=True):
             part = slice(start, stop)
             yield (
                 row,
-                self._query(queries, row),
+                Query(*(values[row] for values in cells)),  # type: ignore[arg-type]
                 Docs(
                     docnos[part],
                     scores[part],
                     **{name: values[part] for name, values in read.items()},
                 ),
             )
-
-    def _query(self, queries: pd.DataFrame, row: int) -> Query:
-        def cell(name: str) -> Any:
-            return queries[name].iat[row] if name in queries.columns else None
-
-        return Query(cell("qid"), cell("query"), cell("query_vec"), cell("query_toks"))
 
     def reformulated(self, query: Query, docs: Docs) -> object:
         """Calls the method; an error names stage and query, with the original as its cause."""
@@ -302,7 +302,7 @@ class _TermCounts:
             self._names[vocabulary],
             tf,
             vectors.df[vocabulary],
-            getattr(vectors, "cf", vectors.df)[vocabulary],
+            vectors.cf[vocabulary],
             vectors.lengths[rows],
             self._statistics.documents,
             self._statistics.tokens,
