@@ -12,7 +12,7 @@ demo: $(STAMP)
 	$(BIN)/prf demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -m "not network and not gpu"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not network and not gpu"
 
 check: $(STAMP)
 	$(BIN)/ruff check

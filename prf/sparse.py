@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -232,7 +232,7 @@ class SparseModel:
         keep = levels > 0
         ptr = np.searchsorted(row[keep], np.arange(len(weights.ptr)))
         names, levels = self.vocabulary[weights.ids[keep]], levels[keep]
-        slices = [slice(a, b) for a, b in zip(ptr[:-1], ptr[1:], strict=True)]
+        slices = [slice(a, b) for a, b in pairwise(ptr)]
         return [dict(zip(names[s].tolist(), levels[s].tolist(), strict=True)) for s in slices]
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Any, Any]:
@@ -317,7 +317,7 @@ class UniCoilModel(SparseModel):
             np.maximum.at(values, place, weights[counts])
         unique, values = unique[values > 0], values[values > 0]
         stops = np.searchsorted(unique, np.arange(len(rows) + 1) * size)
-        for row, (start, stop) in enumerate(zip(stops[:-1], stops[1:], strict=True)):
+        for row, (start, stop) in enumerate(pairwise(stops)):
             yield unique[start:stop] - row * size, values[start:stop]
 
 

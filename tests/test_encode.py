@@ -87,7 +87,7 @@ def test_missing_vectors_are_an_error(tmp_path: Path) -> None:
 
 def test_file_that_is_no_array_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "v.npy").write_bytes(b"text")
-    with pytest.raises(FileFormatError, match="not an [.]npy file"):
+    with pytest.raises(FileFormatError, match=r"not an \.npy file"):
         read_npy(tmp_path / "v.npy")
 
 

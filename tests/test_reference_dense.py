@@ -14,8 +14,7 @@ import reference
 from reference import DL19, DL20, NFCORPUS, Topics, figure, pyserini, readme_table
 
 import prf
-from prf import AveragePrf, DenseRetriever, QueryEncoder, QueryVectors, Rocchio, Vectors
-from prf.index import open_index
+from prf import AveragePrf, DenseRetriever, QueryVectors, Rocchio, Vectors
 
 pytestmark = reference.needs_data
 
@@ -93,47 +92,6 @@ def test_shared_vectors(
 
 def test_table_is_complete() -> None:
     assert len(rows()) == 12
-
-
-@pytest.fixture(scope="session")
-def own_index(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Returns the index of NFCorpus as this project encodes it; one to two minutes."""
-    path = tmp_path_factory.mktemp("own") / "nfcorpus"
-    with pytest.warns(prf.PrfWarning, match="longer than the"):
-        prf.build_dense(path, NFCORPUS.docs, "minilm")
-    return str(path)
-
-
-@pytest.mark.models
-@pytest.mark.slow
-def test_own_encoding(own_index: str, tmp_path: Path) -> None:
-    frame = prf.read_topics(NFCORPUS.topics)
-    expected = {ranking: values for topics, ranking, values in rows() if topics == NFCORPUS}
-    for ranking in ("MiniLM", "Average k=3", "Rocchio k=3, .4/.6"):
-        results = pipeline(QueryEncoder("minilm"), own_index, ranking)(frame)
-        found = figures(results, NFCORPUS, tmp_path)
-        assert found == pytest.approx(expected[ranking], abs=5e-4), ranking
-
-
-def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    theirs = theirs.astype(np.float32)
-    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-    return (ours * theirs).sum(axis=1) / lengths
-
-
-@pytest.mark.models
-@pytest.mark.slow
-def test_own_vectors_agree_with_the_shared_ones(own_index: str) -> None:
-    vectors, ids = NFCORPUS.encoded("docs")
-    names = ids.read_text("utf-8").split()
-    assert len(names) == 3633
-    assert cosines(open_index(own_index).get(names), np.load(vectors)).min() > 0.999
-
-    vectors, ids = NFCORPUS.encoded("queries")
-    names = ids.read_text("utf-8").split()
-    frame = QueryEncoder("minilm")(prf.read_topics(NFCORPUS.topics)).set_index("qid")
-    ours = np.stack(frame["query_vec"].loc[names].tolist())
-    assert cosines(ours, np.load(vectors)).min() > 0.999
 
 
 @pytest.mark.java
