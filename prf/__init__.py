@@ -57,7 +57,8 @@ if TYPE_CHECKING:
         Transformer,
         Union,
     )
-    from prf.retrieve import BM25, DenseRetriever, Text, Vectors
+    from prf.retrieve import BM25, DenseRetriever, Impact, Text, Vectors
+    from prf.sparse import EncodedQueries, Splade, UniCoil, build_sparse
     from prf.spec import dumps, explain, load, loads
     from prf.tables import render
     from prf.trec import read_docs, read_qrels, read_run, read_topics, write_run
@@ -107,7 +108,8 @@ _HOME = {
         "Transformer",
         "Union",
     ],
-    "retrieve": ["BM25", "DenseRetriever", "Text", "Vectors"],
+    "retrieve": ["BM25", "DenseRetriever", "Impact", "Text", "Vectors"],
+    "sparse": ["EncodedQueries", "Splade", "UniCoil", "build_sparse"],
     "batch": ["search"],
     "spec": ["dumps", "explain", "load", "loads"],
     "tables": ["render"],

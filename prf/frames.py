@@ -33,7 +33,7 @@ DOCUMENT_COLUMNS = frozenset(
 
 PROVIDERS = {
     "query_vec": "QueryEncoder(model) or QueryVectors(vectors, ids)",
-    "query_toks": "a term feedback such as RM3(index)",
+    "query_toks": "a sparse encoder such as Splade(model), or a term feedback such as RM3(index)",
     "docno": "a retriever such as BM25(index) or DenseRetriever(index)",
     "score": "a retriever such as BM25(index) or DenseRetriever(index)",
     "doc_vec": "Vectors(index)",

@@ -332,6 +332,12 @@ class LuceneIndex:
             lengths=sums[ptr[1:]] - sums[ptr[:-1]],
         )
 
+    def frequencies(self, terms: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Returns how many documents hold each analysed term: (n,); 0 for one it does not have."""
+        request = pack_int32([len(terms)]) + pack_strings([utf8(term) for term in terms])
+        answer = self._call(self._reader.frequencies, request)
+        return np.frombuffer(answer, "<i4").astype(np.int64)
+
     def texts(self, ids: IntIds) -> list[str]:
         """Returns the texts of the documents as they were indexed.
 

@@ -255,7 +255,7 @@ class SparseModel:
 def _heaviest(
     ids: IntArray, values: npt.NDArray[np.float64], count: int
 ) -> tuple[IntArray, npt.NDArray[np.float64]]:
-    """Keeps the ``count`` heaviest terms (0 for all); of equal ones, the first of the vocabulary."""
+    """Keeps the ``count`` heaviest terms (0 for all); of equal ones the first in the vocabulary."""
     if not count or len(ids) <= count:
         return ids, values
     chosen = np.sort(np.lexsort((ids, -values))[:count])
@@ -310,10 +310,10 @@ class UniCoilModel(SparseModel):
         size = len(self.vocabulary)
         key = (np.arange(len(rows))[:, None] * size + token)[counts]
         unique, place = np.unique(key, return_inverse=True)
+        values: npt.NDArray[Any] = np.zeros(len(unique))
         if side == "query":
             values = np.bincount(place, weights[counts], len(unique))
         else:
-            values = np.zeros(len(unique))
             np.maximum.at(values, place, weights[counts])
         unique, values = unique[values > 0], values[values > 0]
         stops = np.searchsorted(unique, np.arange(len(rows) + 1) * size)

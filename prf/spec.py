@@ -113,7 +113,7 @@ def _stage_class(name: Any, where: str) -> type[Transformer]:
 
 def _register_all() -> None:
     """Imports the modules that define stages; none of them loads anything heavy."""
-    for module in ("encode", "feedback", "retrieve"):
+    for module in ("encode", "feedback", "retrieve", "sparse"):
         importlib.import_module(f"prf.{module}")
 
 

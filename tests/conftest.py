@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "data"))  # a user's 
 
 from prf import build_lucene, build_vectors, read_docs, read_topics
 from prf.frames import column, objects
+from prf.lucene_build import build_impact
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(__file__).parent / "data"
@@ -73,6 +75,69 @@ class Material:
     def lucene(self) -> str:
         build_lucene(self.folder / "lucene", self.docs, on_empty="keep")
         return str(self.folder / "lucene")
+
+    @cached_property
+    def impact(self) -> str:
+        """An impact index whose weights are how often a word stands in a document."""
+        vectors = ((name, dict(Counter(text.split())), text) for name, text in self.docs)
+        build_impact(self.folder / "impact", vectors, on_empty="keep")
+        return str(self.folder / "impact")
+
+    @cached_property
+    def encoded_queries(self) -> str:
+        """A file in Anserini's form: a token as often as its weight."""
+        path = self.folder / "encoded.tsv"
+        lines = (f"{qid}\tcats fish fish\n" for qid in ("NA", "007", "30_1", "1e3", "with space"))
+        path.write_text("".join(lines) + "ü漢\t\n", encoding="utf-8")
+        return str(path)
+
+    @cached_property
+    def splade(self) -> str:
+        """A masked language model of SPLADE's architecture with random weights."""
+        folder = self.folder / "splade"
+        save_checkpoint(folder, "splade")
+        return str(folder)
+
+    @cached_property
+    def unicoil(self) -> str:
+        """A checkpoint of uniCOIL's architecture with random weights."""
+        folder = self.folder / "unicoil"
+        save_checkpoint(folder, "unicoil")
+        return str(folder)
+
+
+WORDS = "cat dog fish oil the of and information retrieval hypertension a b c d e f ##s ##al na ##n"
+
+
+def save_checkpoint(folder: Path, kind: str) -> None:
+    """Writes a tiny BERT with a masked-language head, or with uniCOIL's weight for each token."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizerFast
+
+    folder.mkdir(parents=True)
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(pieces),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        initializer_range=0.5,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        if kind == "splade":
+            BertForMaskedLM(config).save_pretrained(folder)
+            return
+        bert, head = BertModel(config), torch.nn.Linear(16, 1)
+        torch.nn.init.normal_(head.weight)
+    state = {f"bert.{name}": value for name, value in bert.state_dict().items()}
+    state |= {f"tok_proj.{name}": value for name, value in head.state_dict().items()}
+    config.save_pretrained(folder)
+    save_file(state, str(folder / "model.safetensors"))
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,8 @@ from prf.pipeline import (
     Transformer,
     Union,
 )
-from prf.retrieve import BM25, DenseRetriever, Text, Vectors
+from prf.retrieve import BM25, DenseRetriever, Impact, Text, Vectors
+from prf.sparse import EncodedQueries, Splade, UniCoil
 
 QIDS = ["NA", "007", "with space", "30_1", "ü漢", "1e3"]
 TEXTS = ["cats and dogs", "fish oil", "nan", "information retrieval", "café", "hypertension"]
@@ -92,6 +93,16 @@ def _query_vectors(m: Material) -> Example:
     return Example(stage, query_frame(m)[["qid", "query"]])
 
 
+def _texts(m: Material) -> pd.DataFrame:
+    return query_frame(m)[["qid", "query"]]
+
+
+def _weighted(m: Material) -> pd.DataFrame:
+    words = [text.split()[0] for name, text in m.docs if text.strip()]
+    toks = [{word: 2.0} for word in words[: len(TEXTS)]]
+    return _texts(m).assign(query_toks=column(objects(toks)))
+
+
 def _bare(m: Material) -> pd.DataFrame:
     return result_frame(m).drop(columns=["text", "doc_vec"])
 
@@ -105,7 +116,9 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "Concatenate": lambda m: Example(Concatenate((Cutoff(2), Scale(-1.0))), result_frame(m)),
     "Cutoff": lambda m: Example(Cutoff(3), result_frame(m)),
     "DenseRetriever": lambda m: Example(DenseRetriever(m.dense, k=5), query_frame(m)),
+    "EncodedQueries": lambda m: Example(EncodedQueries(m.encoded_queries), _texts(m)),
     "Features": lambda m: Example(Features((Scale(2.0), Cutoff(2))), result_frame(m)),
+    "Impact": lambda m: Example(Impact(m.impact, k=5, threads=1), _weighted(m)),
     "Intersection": lambda m: Example(Intersection((Scale(-2.0), Cutoff(5))), result_frame(m)),
     "KL": lambda m: Example(KL(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
     "QueryEncoder": _query_encoder,
@@ -114,9 +127,11 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "Rocchio": lambda m: Example(Rocchio(2, 0.4, 0.6, 0.1, 2), result_frame(m)),
     "RocchioTerms": lambda m: Example(RocchioTerms(m.lucene, fb_docs=3, gamma=0.15), _bare(m)),
     "Scale": lambda m: Example(Scale(-0.5), result_frame(m)),
+    "Splade": lambda m: Example(Splade(m.splade), _texts(m)),
     "Sum": lambda m: Example(Sum((Scale(2.0), Cutoff(2))), result_frame(m)),
     "TerrierRM3": lambda m: Example(TerrierRM3(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
     "Text": lambda m: Example(Text(m.dense), _bare(m)),
+    "UniCoil": lambda m: Example(UniCoil(m.unicoil), _texts(m)),
     "Union": lambda m: Example(Union((Scale(-1.0), Cutoff(2))), result_frame(m)),
     "Vectors": lambda m: Example(Vectors(m.dense), _bare(m)),
     "WeightedAverage": lambda m: Example(WeightedAverage(2, 0.5), result_frame(m)),
@@ -130,6 +145,9 @@ MARKS: dict[str, pytest.MarkDecorator] = {
     "TerrierRM3": pytest.mark.java,
     "RocchioTerms": pytest.mark.java,
     "QueryEncoder": pytest.mark.models,
+    "Impact": pytest.mark.java,
+    "Splade": pytest.mark.models,
+    "UniCoil": pytest.mark.models,
 }
 
 NO_SOURCE = {
@@ -137,6 +155,7 @@ NO_SOURCE = {
     "Concatenate": "an operator",
     "Cutoff": "an operator",
     "DenseRetriever": "exact inner products, no method",
+    "EncodedQueries": "reads a file",
     "Features": "an operator",
     "Intersection": "an operator",
     "QueryEncoder": "runs the model it is given",

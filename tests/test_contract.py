@@ -31,7 +31,7 @@ NEEDED = [
     for name, cls in STAGES.items()
     for needed in cls.needs
 ]
-KINDS = {"int": (np.int64, np.int32, np.uint8), "float": (np.float64, np.float32)}
+KINDS = {"int": (np.int64, np.int32, np.uint16), "float": (np.float64, np.float32)}
 
 
 def numeric(kind: str) -> list[tuple[str, str]]:

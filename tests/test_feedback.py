@@ -32,7 +32,8 @@ from prf import (
     build_lucene,
     original_query,
 )
-from prf.feedback.base import Docs, Query
+from prf.feedback import KL, BM25Prf, Bo1, TerrierRM3
+from prf.feedback.base import Docs, Query, Terms
 from prf.feedback.terms import anserini_terms, rm3, rocchio_terms
 from prf.feedback.vector import average, rocchio
 from prf.frames import objects
@@ -483,3 +484,53 @@ def test_missing_term_index_is_named(tmp_path: Path) -> None:
     """Q8, A13: found before the first query."""
     with pytest.raises(IndexStateError, match="nowhere"):
         RM3(tmp_path / "nowhere")(WORKED)
+
+
+def table() -> Terms:
+    """The two documents of methods' worked examples, with collection statistics of Bo1's."""
+    names = np.array(["cat", "dog", "fish", "mouse"], dtype=object)
+    tf = np.array([[2, 0, 1, 1], [0, 1, 0, 2]], dtype=np.float32)
+    df, cf = np.full(4, 20), np.array([50, 40, 100, 20])
+    return Terms(names, tf, df, cf, np.array([4, 3]), 1000, 100_000, {"cat": 20, "dog": 20})
+
+
+TWO = Docs(np.array(["D1", "D2"], dtype=object), np.array([3.0, 1.0]), terms=table())
+CAT_DOG = Query("1", "cat dog", toks={"cat": 1.0, "dog": 1.0})
+
+
+def test_terrier_rm3_worked_example() -> None:
+    new = TerrierRM3("x", fb_terms=3).reformulate(CAT_DOG, TWO)
+    expected = {"cat": 0.483449, "dog": 0.3, "mouse": 0.124827, "fish": 0.091724}
+    assert new == pytest.approx(expected, abs=1e-6)
+
+
+def test_bo1_worked_example() -> None:
+    new = Bo1("x").reformulate(CAT_DOG, TWO)
+    assert new == pytest.approx({"cat": 1.351952, "dog": 1.189073, "mouse": 0.677505}, abs=1e-6)
+
+
+def test_kl_by_hand() -> None:
+    """7 tokens: share x log2(share / F x T), divided by 3 log2(100000 / 7) / 7 of mouse."""
+    new = KL("x").reformulate(CAT_DOG, TWO)
+    most = 3 / 7 * np.log2(100_000 / 7)
+    hand = {
+        "cat": 1 + 2 / 7 * np.log2(2 / 7 * 100_000 / 50) / most,
+        "dog": 1 + 1 / 7 * np.log2(1 / 7 * 100_000 / 40) / most,
+        "mouse": 3 / 7 * np.log2(3 / 7 * 100_000 / 20) / most,
+    }
+    assert new == pytest.approx(hand, abs=1e-9)
+
+
+def test_bm25_prf_keeps_query_terms_and_scales_new_ones() -> None:
+    """A term in both of two documents and in 20 of 1000 weighs 5.579730, a new one 0.2 of it."""
+    new = BM25Prf("x").reformulate(CAT_DOG, TWO)
+    one = np.log((1 + 0.5) * (1000 - 20 - 2 + 1 + 0.5) / ((20 - 1 + 0.5) * (2 - 1 + 0.5)))
+    assert new == pytest.approx({"cat": one, "dog": one, "mouse": 0.2 * 5.579730}, abs=1e-5)
+
+
+def test_bm25_prf_keeps_a_query_term_that_no_feedback_document_has() -> None:
+    own = replace(table(), query_df={"cat": 20, "bird": 9})
+    query = Query("1", "cat bird", toks={"cat": 1.0, "bird": 1.0})
+    new = BM25Prf("x").reformulate(query, replace(TWO, terms=own))
+    none = np.log(0.5 * (1000 - 9 - 2 + 0.5) / ((9 + 0.5) * (2 + 0.5)))
+    assert new["bird"] == pytest.approx(none, abs=1e-5)

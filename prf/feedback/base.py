@@ -8,7 +8,7 @@ pass through unchanged; document columns end; errors name stage and query.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,7 +55,8 @@ class Terms:
     ``names`` is (v,); ``tf`` (n, v) float32, occurrences in each document (impacts, in an impact
     index); ``df`` and ``cf`` (v,) int64, documents with the term and occurrences in the collection;
     ``lengths`` (n,) int64, all occurrences in each document, of terms that are not usable too;
-    ``n_docs`` and ``tokens`` the documents and occurrences of the collection.
+    ``n_docs`` and ``tokens`` the documents and occurrences of the collection; ``query_df`` the
+    documents with each term of the query, of which not all need occur in the feedback documents.
     """
 
     names: ObjectArray
@@ -65,6 +66,7 @@ class Terms:
     lengths: IntArray
     n_docs: int
     tokens: int
+    query_df: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -258,8 +260,10 @@ class TermFeedback(Feedback, abstract=True):
         new = queries["query_toks"].to_numpy(dtype=object).copy()
         if self.fb_docs > 0 and len(frame) > 0:
             vectors = _TermCounts(self, index, frame["docno"].to_numpy(dtype=object))
+            own = _query_frequencies(index, list(new))
             for row, query, docs in self.feedback(frame, queries):
-                docs = replace(docs, terms=vectors.of(docs.docnos))
+                terms = replace(vectors.of(docs.docnos), query_df=own[row])
+                docs = replace(docs, terms=terms)
                 new[row] = self.reformulated(query, docs)
         return queries.assign(query_toks=column(new))
 
@@ -269,6 +273,15 @@ def query_terms(queries: pd.DataFrame, index: LuceneIndex) -> pd.Series:
     if "query_toks" in queries.columns:
         return queries["query_toks"]
     return column(objects(index.analyze(list(queries["query"]))))
+
+
+def _query_frequencies(
+    index: LuceneIndex, queries: Sequence[dict[str, float]]
+) -> list[dict[str, int]]:
+    """Returns the document frequency of every term of every query, asked for in one go."""
+    names = list(dict.fromkeys(name for query in queries for name in query))
+    df = dict(zip(names, index.frequencies(names).tolist(), strict=True))
+    return [{name: df[name] for name in query} for query in queries]
 
 
 class _TermCounts:

@@ -186,7 +186,7 @@ def bm25_prf(
 
     Args:
         query: Analysed terms and their counts (the counts are not used).
-        terms: (v,) terms, ascending: those of the query and the admitted ones of the documents.
+        terms: (v,) the admitted terms of the documents, ascending, and those of the query.
         r: (v,) feedback documents with the term.
         n_feedback: R, the number of feedback documents.
         df: (v,) n, documents with the term.
@@ -199,8 +199,9 @@ def bm25_prf(
     {'cat': 5.579730033874512}
     """
     own = np.array([name in query for name in terms], dtype=bool)
-    rel = np.log((r + 0.5) * (n_docs - df - n_feedback + r + 0.5))
-    rel -= np.log((df - r + 0.5) * (n_feedback - r + 0.5))
+    # A term in nearly all documents would have the logarithm of a negative number: no weight.
+    odds = np.maximum((r + 0.5) * (n_docs - df - n_feedback + r + 0.5), 1e-300)
+    rel = np.log(odds) - np.log((df - r + 0.5) * (n_feedback - r + 0.5))
     weight = np.maximum(1e-6, np.where(own, 1.0, np.float32(new_term_weight)) * rel)
     offer = np.where(own | (r < 2), -np.inf, weight * np.log(np.maximum(r, 1)))
     best = np.argsort(-offer, kind="stable")[:fb_terms]
@@ -319,8 +320,8 @@ class BM25Prf(TermFeedback):
     Gives: qid, query, query_toks
 
     The weights take the place of idf, so search with ``BM25(index, idf=False)``. Scores of the
-    feedback documents are not used. A query term that no document of the index has is dropped; a
-    query without feedback documents keeps its analysed terms with their counts.
+    feedback documents are not used. A query without feedback documents keeps its analysed terms
+    with their counts.
 
     Source: Robertson and Sparck Jones, Relevance weighting of search terms, JASIS 1976, with
     Robertson's offer weight, in the form of Anserini's ``BM25PrfReranker``, whose defaults these
@@ -352,12 +353,13 @@ class BM25Prf(TermFeedback):
         keep = np.array(spelling, dtype=bool) | np.array(
             [name in query.toks for name in table.names], dtype=bool
         )
+        absent = [name for name in query.toks if name not in set(table.names)]
         return bm25_prf(
             query.toks,
-            table.names[keep],
-            (table.tf[:, keep] > 0).sum(axis=0),
+            np.concatenate([table.names[keep], np.array(absent, dtype=object)]),
+            np.concatenate([(table.tf[:, keep] > 0).sum(axis=0), np.zeros(len(absent))]),
             len(docs),
-            table.df[keep],
+            np.concatenate([table.df[keep], [table.query_df[name] for name in absent]]),
             table.n_docs,
             self.fb_terms,
             self.new_term_weight,
