@@ -495,23 +495,23 @@ def table() -> Terms:
 
 
 TWO = Docs(np.array(["D1", "D2"], dtype=object), np.array([3.0, 1.0]), terms=table())
-CAT_DOG = Query("1", "cat dog", toks={"cat": 1.0, "dog": 1.0})
+ASKED = Query("1", "cat dog", toks={"cat": 1.0, "dog": 1.0})
 
 
 def test_terrier_rm3_worked_example() -> None:
-    new = TerrierRM3("x", fb_terms=3).reformulate(CAT_DOG, TWO)
+    new = TerrierRM3("x", fb_terms=3).reformulate(ASKED, TWO)
     expected = {"cat": 0.483449, "dog": 0.3, "mouse": 0.124827, "fish": 0.091724}
     assert new == pytest.approx(expected, abs=1e-6)
 
 
 def test_bo1_worked_example() -> None:
-    new = Bo1("x").reformulate(CAT_DOG, TWO)
+    new = Bo1("x").reformulate(ASKED, TWO)
     assert new == pytest.approx({"cat": 1.351952, "dog": 1.189073, "mouse": 0.677505}, abs=1e-6)
 
 
 def test_kl_by_hand() -> None:
     """7 tokens: share x log2(share / F x T), divided by 3 log2(100000 / 7) / 7 of mouse."""
-    new = KL("x").reformulate(CAT_DOG, TWO)
+    new = KL("x").reformulate(ASKED, TWO)
     most = 3 / 7 * np.log2(100_000 / 7)
     hand = {
         "cat": 1 + 2 / 7 * np.log2(2 / 7 * 100_000 / 50) / most,
@@ -523,7 +523,7 @@ def test_kl_by_hand() -> None:
 
 def test_bm25_prf_keeps_query_terms_and_scales_new_ones() -> None:
     """A term in both of two documents and in 20 of 1000 weighs 5.579730, a new one 0.2 of it."""
-    new = BM25Prf("x").reformulate(CAT_DOG, TWO)
+    new = BM25Prf("x").reformulate(ASKED, TWO)
     one = np.log((1 + 0.5) * (1000 - 20 - 2 + 1 + 0.5) / ((20 - 1 + 0.5) * (2 - 1 + 0.5)))
     assert new == pytest.approx({"cat": one, "dog": one, "mouse": 0.2 * 5.579730}, abs=1e-5)
 
