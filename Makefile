@@ -6,12 +6,16 @@ STAMP := $(VENV)/.installed
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check bench java clean
+.PHONY: demo test test-all check bench java clean
 
 demo: $(STAMP)
 	$(BIN)/prf demo
 
 test: $(STAMP)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not network and not gpu and not long"
+
+# Also encodes all of NFCorpus, which takes minutes.
+test-all: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not network and not gpu"
 
 check: $(STAMP)

@@ -126,6 +126,7 @@ PAIR = (
 
 
 def choice(value: str, known: Iterable[str], what: str) -> None:
+    """Refuses a value that is none of the known ones, with a SpecError."""
     known = list(known)
     if value not in known:
         raise SpecError(
@@ -135,6 +136,7 @@ def choice(value: str, known: Iterable[str], what: str) -> None:
 
 
 def distinct(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]:
+    """Returns the evaluations by name; two of one name are an EvaluationError."""
     systems = dict[str, Evaluation]()
     for evaluation in evaluations:
         if evaluation.name in systems:

@@ -339,6 +339,7 @@ def _rankings(run: pd.DataFrame | PathLike) -> dict[str, list[str]]:
 
 
 def examples(values: Iterable[str]) -> str:
+    """Returns the first three values, quoted, for messages."""
     shown = [repr(value) for value, _ in zip(values, range(3), strict=False)]
     return ", ".join(shown)
 

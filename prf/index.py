@@ -363,15 +363,18 @@ class VectorIndex:
 
 
 def file_names(with_text: bool) -> list[str]:
+    """Returns the files of an index besides meta.json."""
     return ["vectors.f32", "docid", *(["texts.bin", "texts.idx"] if with_text else [])]
 
 
 def sha256_of(path: Path) -> str:
+    """Returns the checksum of a file, in hexadecimal."""
     with open(path, "rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 def building_folder(path: Path) -> Path:
+    """Returns where an index is built before it gets its name."""
     path = path.absolute()
     return path.with_name(f"{path.name}.building")
 

@@ -1,6 +1,6 @@
 """What this project encodes itself gives the published figures and the shared vectors.
 
-A file of its own, early in the alphabet: it takes minutes, and the tests run in two processes.
+The whole collection takes minutes and is left to `make test-all`; a sample is always encoded.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def own_index(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.long
 def test_own_encoding(own_index: str, tmp_path: Path) -> None:
     frame = prf.read_topics(NFCORPUS.topics)
     expected = {ranking: values for topics, ranking, values in rows() if topics == NFCORPUS}
@@ -44,6 +45,7 @@ def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return (ours * theirs).sum(axis=1) / lengths
 
 
+@pytest.mark.long
 def test_own_vectors_agree_with_the_shared_ones(own_index: str) -> None:
     vectors, ids = NFCORPUS.encoded("docs")
     names = ids.read_text("utf-8").split()
@@ -55,3 +57,19 @@ def test_own_vectors_agree_with_the_shared_ones(own_index: str) -> None:
     frame = QueryEncoder("minilm")(prf.read_topics(NFCORPUS.topics)).set_index("qid")
     ours = np.stack(frame["query_vec"].loc[names].tolist())
     assert cosines(ours, np.load(vectors)).min() > 0.999
+
+
+def test_sample_of_documents_and_all_queries_agree_with_the_shared_vectors() -> None:
+    """Their figures are those of the shared vectors, which test_reference_dense.py measures."""
+    vectors, ids = NFCORPUS.encoded("docs")
+    names = ids.read_text("utf-8").split()
+    texts = dict(prf.read_docs(NFCORPUS.docs))
+    rows = np.arange(0, len(names), 40)
+    ours = prf.load_encoder("minilm").encode([texts[names[row]] for row in rows], "document")
+    assert cosines(ours, np.load(vectors)[rows]).min() > 0.9999
+
+    vectors, ids = NFCORPUS.encoded("queries")
+    names = ids.read_text("utf-8").split()
+    frame = QueryEncoder("minilm")(prf.read_topics(NFCORPUS.topics)).set_index("qid")
+    ours = np.stack(frame["query_vec"].loc[names].tolist())
+    assert cosines(ours, np.load(vectors)).min() > 0.9999
