@@ -58,7 +58,8 @@ if TYPE_CHECKING:
         Union,
     )
     from prf.retrieve import BM25, DenseRetriever, Impact, Text, Vectors
-    from prf.sparse import EncodedQueries, Splade, UniCoil, build_sparse
+    from prf.sparse import EncodedQueries, Splade, UniCoil
+    from prf.sparse_build import build_sparse
     from prf.spec import dumps, explain, load, loads
     from prf.tables import render
     from prf.trec import read_docs, read_qrels, read_run, read_topics, write_run
@@ -109,7 +110,8 @@ _HOME = {
         "Union",
     ],
     "retrieve": ["BM25", "DenseRetriever", "Impact", "Text", "Vectors"],
-    "sparse": ["EncodedQueries", "Splade", "UniCoil", "build_sparse"],
+    "sparse": ["EncodedQueries", "Splade", "UniCoil"],
+    "sparse_build": ["build_sparse"],
     "batch": ["search"],
     "spec": ["dumps", "explain", "load", "loads"],
     "tables": ["render"],

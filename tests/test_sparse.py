@@ -11,7 +11,7 @@ from conftest import Material, queries
 from prf import BM25, EncodedQueries, Impact, UniCoil
 from prf.errors import IndexStateError, PrfWarning, SpecError
 from prf.frames import column, objects
-from prf.sparse import Quantisation, load_splade, load_unicoil
+from prf.sparse_models import Quantisation, load_splade, load_unicoil
 
 TEXTS = [
     "cat cats dog",
