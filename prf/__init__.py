@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from prf.batch import search
-    from prf.build import build_dense, build_lucene, build_vectors
+    from prf.build import build_dense, build_impact, build_lucene, build_vectors
     from prf.comparison import compare
     from prf.demo import collection
     from prf.encode import QueryEncoder, QueryVectors, load_encoder
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
         Query,
         Rocchio,
         RocchioTerms,
+        SparseAverage,
+        SparseRocchio,
         TermFeedback,
         Terms,
         TerrierRM3,
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
     from prf.trec import read_docs, read_qrels, read_run, read_topics, write_run
 
 _HOME = {
-    "build": ["build_dense", "build_lucene", "build_vectors"],
+    "build": ["build_dense", "build_impact", "build_lucene", "build_vectors"],
     "comparison": ["compare"],
     "demo": ["collection"],
     "encode": ["QueryEncoder", "QueryVectors", "load_encoder"],
@@ -91,6 +93,8 @@ _HOME = {
         "Query",
         "Rocchio",
         "RocchioTerms",
+        "SparseAverage",
+        "SparseRocchio",
         "TermFeedback",
         "Terms",
         "TerrierRM3",

@@ -17,6 +17,7 @@ from prf.errors import IndexStateError, PrfWarning
 from prf.frames import FloatArray, IntArray
 from prf.index import Similarity
 from prf.trec import PathLike, read_docs
+from prf.vectors_io import read_vectors_jsonl
 
 Documents = PathLike | Iterable[tuple[str, str]]
 """A document file, an ``ir_datasets:`` name, or (docno, text) pairs."""
@@ -71,6 +72,51 @@ def build_lucene(
     return lucene_build.build(
         path,
         pairs,
+        on_empty=on_empty,
+        force=force,
+        progress=progress,
+        threads=threads,
+        source=source or name,
+    )
+
+
+def build_impact(
+    path: PathLike,
+    vectors: PathLike | Sequence[PathLike],
+    *,
+    on_empty: OnEmpty = "error",
+    force: bool = False,
+    progress: bool = False,
+    threads: int = 0,
+    source: str = "",
+) -> dict[str, Any]:
+    """Builds an impact index from weighted terms that are there already.
+
+    Pyserini's ``LuceneImpactSearcher`` opens the folder in place.
+
+    Args:
+        path: The folder to make.
+        vectors: JSON lines in Anserini's form, ``{"id": ..., "contents": ..., "vector": {term:
+            whole number}}``: a file, several files, or a folder of ``*.jsonl`` and ``*.jsonl.gz``.
+        on_empty: A document without a weight above 0: ``error``, ``skip`` it, or ``keep`` it.
+        force: Replace an index that is there.
+        progress: Show a bar on stderr.
+        threads: Java threads; 0 for all cores.
+        source: Where the documents come from, for the metadata; the name of ``vectors`` unless
+            given.
+
+    Returns:
+        The index's metadata.
+
+    Raises:
+        IndexStateError: If the folder exists.
+        FileFormatError: For a missing or malformed file, or a repeated docno.
+    """
+    _refuse_existing(path, force)
+    name = os.fspath(vectors) if isinstance(vectors, (str, os.PathLike)) else ""
+    return lucene_build.build_impact(
+        path,
+        read_vectors_jsonl(vectors),
         on_empty=on_empty,
         force=force,
         progress=progress,

@@ -109,18 +109,25 @@ class Material:
 WORDS = "cat dog fish oil the of and information retrieval hypertension a b c d e f ##s ##al na ##n"
 
 
-def save_checkpoint(folder: Path, kind: str) -> None:
-    """Writes a tiny BERT with a masked-language head, or with uniCOIL's weight for each token."""
+def save_checkpoint(folder: Path, kind: str, tokenizer: Path | None = None) -> None:
+    """Writes a tiny BERT with a masked-language head, or with uniCOIL's weight for each token.
+
+    ``tokenizer`` is the folder of another model, whose vocabulary it takes.
+    """
     import torch
     from safetensors.torch import save_file
     from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizerFast
 
     folder.mkdir(parents=True)
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]
-    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
-    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    if tokenizer is None:
+        pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]
+        (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+        taken = BertTokenizerFast(vocab=str(folder / "vocab.txt"))
+    else:
+        taken = BertTokenizerFast.from_pretrained(tokenizer)
+    taken.save_pretrained(folder)
     config = BertConfig(
-        vocab_size=len(pieces),
+        vocab_size=len(taken),
         hidden_size=16,
         num_hidden_layers=2,
         num_attention_heads=2,

@@ -17,7 +17,18 @@ from conftest import Material
 from weighted_average import WeightedAverage
 
 from prf.encode import QueryEncoder, QueryVectors
-from prf.feedback import KL, RM3, AveragePrf, BM25Prf, Bo1, Rocchio, RocchioTerms, TerrierRM3
+from prf.feedback import (
+    KL,
+    RM3,
+    AveragePrf,
+    BM25Prf,
+    Bo1,
+    Rocchio,
+    RocchioTerms,
+    SparseAverage,
+    SparseRocchio,
+    TerrierRM3,
+)
 from prf.frames import attach_queries, column, objects, ranked
 from prf.pipeline import (
     REGISTRY,
@@ -107,6 +118,12 @@ def _bare(m: Material) -> pd.DataFrame:
     return result_frame(m).drop(columns=["text", "doc_vec"])
 
 
+def _sparse(m: Material) -> pd.DataFrame:
+    toks = dict(zip(QIDS, _weighted(m)["query_toks"], strict=True))
+    frame = _bare(m)
+    return frame.assign(query_toks=column(objects([toks[qid] for qid in frame["qid"]])))
+
+
 EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "AveragePrf": lambda m: Example(AveragePrf(2), result_frame(m)),
     "BM25": lambda m: Example(BM25(m.lucene, k=5, threads=1), query_frame(m)),
@@ -127,6 +144,8 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "Rocchio": lambda m: Example(Rocchio(2, 0.4, 0.6, 0.1, 2), result_frame(m)),
     "RocchioTerms": lambda m: Example(RocchioTerms(m.lucene, fb_docs=3, gamma=0.15), _bare(m)),
     "Scale": lambda m: Example(Scale(-0.5), result_frame(m)),
+    "SparseAverage": lambda m: Example(SparseAverage(m.impact), _sparse(m)),
+    "SparseRocchio": lambda m: Example(SparseRocchio(m.impact, 2, 0.8, 0.4, 0.1, 2), _sparse(m)),
     "Splade": lambda m: Example(Splade(m.splade), _texts(m)),
     "Sum": lambda m: Example(Sum((Scale(2.0), Cutoff(2))), result_frame(m)),
     "TerrierRM3": lambda m: Example(TerrierRM3(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
@@ -146,6 +165,8 @@ MARKS: dict[str, pytest.MarkDecorator] = {
     "RocchioTerms": pytest.mark.java,
     "QueryEncoder": pytest.mark.models,
     "Impact": pytest.mark.java,
+    "SparseAverage": pytest.mark.java,
+    "SparseRocchio": pytest.mark.java,
     "Splade": pytest.mark.models,
     "UniCoil": pytest.mark.models,
 }

@@ -187,6 +187,23 @@ class Pyserini:
         """Returns the expanded queries (from the first 10 documents, for negatives too)."""
         return dict(self.ask("terms", index=str(index), system=system, queries=queries))
 
+    def weights(
+        self, encoder: str, model: Path, texts: list[str], batch_size: int = 0, **settings: Any
+    ) -> tuple[list[dict[str, float]], float]:
+        """Returns term to weight of each text, and the seconds; ``encoder`` is a class name.
+
+        With a batch size of 0 the encoder is given one text at a time, as those of queries are.
+        """
+        found, seconds = self.ask(
+            "weights",
+            encoder=encoder,
+            model=str(model),
+            texts=texts,
+            batch_size=batch_size,
+            **settings,
+        )
+        return found, float(seconds)
+
     def vectors(
         self, method: str, arguments: dict[str, Any], query: np.ndarray[Any, Any], docs: Any
     ) -> np.ndarray[Any, Any]:
@@ -277,6 +294,59 @@ def _vectors(method: str, arguments: dict[str, Any], query: Any, docs: Any) -> A
     return prf.get_batch_prf_q_emb(list(results), table, results).astype(np.float64).tolist()
 
 
+@cache
+def _encoder(name: str, model: str) -> Any:
+    import torch
+    from pyserini import encode
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)  # not every encoder does, and gradients would cost it time
+    # Its class never calls post_init, without which transformers 5 does not load it.
+    encode.UniCoilEncoder.all_tied_weights_keys = {}
+    return getattr(encode, name)(model, device="cpu")
+
+
+def _weights(
+    encoder: str,
+    model: str,
+    texts: list[str],
+    batch_size: int,
+    expands: list[str] | None = None,
+    **settings: Any,
+) -> Any:
+    """Returns the weighted terms of texts, and the seconds that took, the model loaded."""
+    loaded, out = _encoder(encoder, model), []
+    start = time.perf_counter()
+    for first in range(0, len(texts), max(batch_size, 1)):
+        part = texts[first : first + batch_size] if batch_size else texts[first]
+        if expands is not None:
+            settings["expands"] = expands[first : first + batch_size]
+        found = loaded.encode(part, **settings)
+        out.extend(found if batch_size else [found])
+    return out, time.perf_counter() - start
+
+
+@cache
+def _impact_searcher(index: str) -> Any:
+    from pyserini.search.lucene import LuceneImpactSearcher
+
+    class AsGiven:
+        """An encoder of queries that are weights already."""
+
+        def encode(self, query: Any, **_: Any) -> Any:
+            return query
+
+    return LuceneImpactSearcher(index, AsGiven())
+
+
+def _impact_seconds(index: str, queries: list[dict[str, int]], k: int) -> float:
+    searcher = _impact_searcher(index)
+    start = time.perf_counter()
+    for query in queries:
+        _ = [(hit.docid, hit.score) for hit in searcher.search(query, k)]
+    return time.perf_counter() - start
+
+
 def _start_java() -> None:
     """Starts Java without that module if it has none; Pyserini takes a Java that runs."""
     if not _has_vector_module(Path(os.environ["JAVA_HOME"])):
@@ -318,6 +388,8 @@ def _serve() -> None:
             "terms": _terms,
             "vectors": _vectors,
             "dense_seconds": _dense_seconds,
+            "weights": _weights,
+            "impact_seconds": _impact_seconds,
         }
         for line in sys.stdin:
             request = json.loads(line)

@@ -9,6 +9,7 @@ from prf.feedback.base import (
     TextFeedback,
     VectorFeedback,
 )
+from prf.feedback.sparse import SparseAverage, SparseRocchio
 from prf.feedback.terms import RM3, BM25Prf, RocchioTerms
 from prf.feedback.terrier import KL, Bo1, TerrierRM3
 from prf.feedback.vector import AveragePrf, Rocchio
@@ -24,6 +25,8 @@ __all__ = [
     "Query",
     "Rocchio",
     "RocchioTerms",
+    "SparseAverage",
+    "SparseRocchio",
     "TermFeedback",
     "Terms",
     "TerrierRM3",
