@@ -109,7 +109,9 @@ class Material:
 WORDS = "cat dog fish oil the of and information retrieval hypertension a b c d e f ##s ##al na ##n"
 
 
-def save_checkpoint(folder: Path, kind: str, tokenizer: Path | None = None) -> None:
+def save_checkpoint(
+    folder: Path, kind: str, tokenizer: Path | None = None, layers: int = 2, width: int = 16
+) -> None:
     """Writes a tiny BERT with a masked-language head, or with uniCOIL's weight for each token.
 
     ``tokenizer`` is the folder of another model, whose vocabulary it takes.
@@ -128,10 +130,10 @@ def save_checkpoint(folder: Path, kind: str, tokenizer: Path | None = None) -> N
     taken.save_pretrained(folder)
     config = BertConfig(
         vocab_size=len(taken),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=max(2, width // 32),
+        intermediate_size=2 * width,
         initializer_range=0.5,
     )
     with torch.random.fork_rng():
@@ -139,7 +141,7 @@ def save_checkpoint(folder: Path, kind: str, tokenizer: Path | None = None) -> N
         if kind == "splade":
             BertForMaskedLM(config).save_pretrained(folder)
             return
-        bert, head = BertModel(config), torch.nn.Linear(16, 1)
+        bert, head = BertModel(config), torch.nn.Linear(width, 1)
         torch.nn.init.normal_(head.weight)
     state = {f"bert.{name}": value for name, value in bert.state_dict().items()}
     state |= {f"tok_proj.{name}": value for name, value in head.state_dict().items()}
