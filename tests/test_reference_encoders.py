@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ir_measures
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import queries, save_checkpoint
 from reference import NFCORPUS, SHARED, needs_data, pyserini
+from scipy.sparse import csr_matrix
 
-from prf import Splade, UniCoil, read_docs, read_topics
+from prf import Impact, Splade, UniCoil, evaluate, read_docs, read_qrels, read_topics
+from prf.lucene_build import build_impact
 from prf.sparse_models import PYSERINI, SparseModel, load_splade, load_unicoil
 
 pytestmark = [pytest.mark.models, pytest.mark.slow, needs_data]
@@ -114,3 +118,51 @@ def test_splade_documents_are_pyserinis(passages: list[str]) -> None:
     )
     weights = model.encode(some, "document", max_length=128)
     assert model.terms(weights, PYSERINI) == [worth(theirs) for theirs in expected]
+
+
+@pytest.mark.java
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*were cut:prf.errors.PrfWarning")
+def test_splade_figures_by_exact_product_and_by_impact_index(tmp_path: Path) -> None:
+    """The README of the models gives .3056, .2575, .1491, with ties by docno descending."""
+    path = str(MODELS / "splade-tiny")
+    model, docs = load_splade(path), list(read_docs(NFCORPUS.docs))
+    topics, qrels = read_topics(NFCORPUS.topics), read_qrels(NFCORPUS.qrels)
+    sides = [
+        model.encode([text for _, text in docs], "document", max_length=256),
+        model.encode(list(topics["query"]), "query", max_length=256),
+    ]
+    d, q = (
+        csr_matrix((w.values, w.ids, w.ptr), (len(w.ptr) - 1, len(model.vocabulary))) for w in sides
+    )
+    found = (q @ d.T).tocoo()
+    names = np.array([docno for docno, _ in docs], dtype=object)
+    exact = pd.DataFrame(
+        {
+            "qid": topics["qid"].to_numpy()[found.row],
+            "docno": names[found.col],
+            "score": found.data,
+        }
+    )
+    measures = ["nDCG@10", "R(rel=1)@100", "AP(rel=1)@1000"]
+    index = str(tmp_path / "index")
+    vectors = zip(names, model.terms(sides[0], PYSERINI), (text for _, text in docs), strict=True)
+    build_impact(index, vectors)
+    results = (Splade(path, max_length=256) >> Impact(index))(topics)
+    one = evaluate(exact, qrels, measures, topics=topics).mean
+    other = evaluate(results, qrels, measures, topics=topics).mean
+    np.testing.assert_allclose(one.to_numpy(), [0.3069, 0.2575, 0.1495], atol=5e-5)
+    np.testing.assert_allclose(other.to_numpy(), one.to_numpy(), atol=5e-4)
+    theirs = by_trec_eval(exact, qrels, measures)
+    np.testing.assert_allclose(theirs, [0.3056, 0.2575, 0.1491], atol=5e-5)
+
+
+def by_trec_eval(run: pd.DataFrame, qrels: pd.DataFrame, measures: list[str]) -> list[float]:
+    """Returns the means with trec_eval's order of ties."""
+    rows = run.rename(columns={"qid": "query_id", "docno": "doc_id"})
+    rows = rows.sort_values(["query_id", "score"], ascending=[True, False], kind="stable")
+    rows = rows.groupby("query_id").head(1000)
+    truth = qrels.rename(columns={"qid": "query_id", "docno": "doc_id", "label": "relevance"})
+    parsed = [ir_measures.parse_measure(name) for name in measures]
+    found = ir_measures.calc_aggregate(parsed, truth, rows)
+    return [found[measure] for measure in parsed]
