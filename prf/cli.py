@@ -145,6 +145,15 @@ def index(
     similarity: Annotated[str, typer.Option(help="For --vectors: dot or cosine.")] = "dot",
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 32,
     device: Annotated[str, typer.Option(help="For --encoder: cpu, cuda, cuda:1, ...")] = "cpu",
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="For --encoder: auto, sentence-transformers, ance, tct, cls, mean or mean-l2."
+        ),
+    ] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="For --encoder: float32, autocast or bfloat16.")
+    ] = "float32",
     force: Force = False,
     progress: Progress = None,
 ) -> None:
@@ -162,6 +171,8 @@ def index(
         "--with-text": (with_text, "dense"),
         "--batch-size": (batch_size != 32, "dense"),
         "--device": (device != "cpu", "dense"),
+        "--layout": (layout != "auto", "dense"),
+        "--precision": (precision != "float32", "dense"),
         "--similarity": (similarity != "dot", "vectors"),
     }
     build: Callable[..., dict[str, Any]]
@@ -172,7 +183,8 @@ def index(
     elif encoder is not None:
         _refuse(own, ("docs", "dense"), "with --encoder")
         dense = {"with_text": with_text, "batch_size": batch_size, "device": device}
-        build = partial(build_dense, path, docs, encoder, **dense, **documents)  # type: ignore[arg-type]
+        model = {"layout": layout, "precision": precision}
+        build = partial(build_dense, path, docs, encoder, **model, **dense, **documents)  # type: ignore[arg-type]
     else:
         _refuse(own, ("docs",), "for a Lucene index; --encoder makes a dense one")
         build = partial(build_lucene, path, docs, **documents)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pandas as pd
 from tqdm import tqdm
 
-from prf.encode import Side, model_path, offline, quiet, weights_digest
+from prf.checkpoints import model_path, offline, quiet, weights_digest
 from prf.errors import (
     FileFormatError,
     FrameError,
@@ -36,6 +36,7 @@ from prf.errors import (
 )
 from prf.frames import IntArray, ObjectArray, column, objects
 from prf.jvm import utf8
+from prf.layouts import Side
 from prf.lucene_build import OnEmpty, build_impact
 from prf.pipeline import Count, Depth, QueryTransformer, Resource, notice
 from prf.trec import PathLike, atomic, read_docs
