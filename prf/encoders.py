@@ -50,6 +50,9 @@ LIMITS: dict[Layout, dict[Side, int]] = {
 }
 """Length at which texts are cut unless told otherwise, special tokens included (Pyserini's)."""
 
+ENDLESS = 10**6
+"""Length of models that say they have no limit."""
+
 UNUSED = ("cls.", "lm_head.", "pooler.", "vocab_", "embeddings.position_ids")
 """Weights of pre-training heads and the like, which checkpoints may bring and no layout reads."""
 
@@ -171,7 +174,7 @@ class SentenceEncoder(Encoder):
         }
         for side in get_args(Side):
             own = getattr(model[0], f"{side}_length", None)
-            self.max_length[side] = int(own or model.max_seq_length or 0)
+            self.max_length[side] = int(min(own or model.max_seq_length or 0, ENDLESS))
         self.plain = self._plain()
 
     def _plain(self) -> bool:

@@ -13,7 +13,7 @@ import pandas as pd
 import pyterrier as pt
 
 from prf.errors import FileFormatError, FrameError, IndexStateError, SpecError
-from prf.feedback.base import query_terms
+from prf.feedback.base import Feedback, query_terms
 from prf.frames import (
     Hits,
     ObjectArray,
@@ -197,7 +197,12 @@ class DenseRetriever(Retriever):
         return [Resource("dense index", self.index, self.index)]
 
     def check_after(self, earlier: Sequence[pt.Transformer]) -> None:
-        encoders = [stage for stage in earlier if "query_vec" in getattr(stage, "gives", ())]
+        # A feedback encoder is another model than the index's by design, and trained for it.
+        encoders = [
+            stage
+            for stage in earlier
+            if "query_vec" in getattr(stage, "gives", ()) and not isinstance(stage, Feedback)
+        ]
         model = getattr(encoders[-1], "model", None) if encoders else None
         built = (open_vectors(self.index).meta.get("encoder") or {}).get("model")
         if not self.force_encoder and model and built and model != built:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import tiny_models
 from hypothesis import HealthCheck, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach a model hub
@@ -103,6 +104,13 @@ class Material:
         """A checkpoint of uniCOIL's architecture with random weights."""
         folder = self.folder / "unicoil"
         save_checkpoint(folder, "unicoil")
+        return str(folder)
+
+    @cached_property
+    def ance(self) -> str:
+        """A checkpoint of ANCE's architecture with random weights; its vectors are (8,)."""
+        folder = self.folder / "ance"
+        tiny_models.save_ance(folder, [text for _, text in self.docs], dim=8)
         return str(folder)
 
 

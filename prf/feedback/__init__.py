@@ -9,6 +9,7 @@ from prf.feedback.base import (
     TextFeedback,
     VectorFeedback,
 )
+from prf.feedback.encoder import EncoderPrf
 from prf.feedback.terms import RM3, BM25Prf, RocchioTerms
 from prf.feedback.terrier import KL, Bo1, TerrierRM3
 from prf.feedback.vector import AveragePrf, Rocchio
@@ -20,6 +21,7 @@ __all__ = [
     "BM25Prf",
     "Bo1",
     "Docs",
+    "EncoderPrf",
     "Feedback",
     "Query",
     "Rocchio",
