@@ -157,8 +157,8 @@ def test_half_precision_is_near_and_gives_float32(
 
 @pytest.mark.parametrize("precision", ["autocast", "bfloat16"])
 def test_half_precision_of_a_sentence_transformers_model(precision: Any) -> None:
-    exact = load_encoder("minilm").encode(TEXTS, "query")
-    half = load_encoder("minilm", precision=precision).encode(TEXTS, "query")
+    exact = load_encoder("minilm").encode(TEXTS[:4], "query")
+    half = load_encoder("minilm", precision=precision).encode(TEXTS[:4], "query")
     assert (exact * half).sum(1).min() > 0.99
     np.testing.assert_allclose(np.linalg.norm(half, axis=1), 1, atol=1e-6)
 
