@@ -430,7 +430,10 @@ def _network(name: str, device: str, layout: Layout, half: bool) -> Network:
     transformers = require("transformers", "cpu", where)
     torch = require("torch", "cpu", where)
     path = model_path(name)
-    expected = "a local folder with config.json, model.safetensors and tokenizer"
+    expected = (
+        "a local folder with config.json, model.safetensors (pytorch_model.bin is not read: save "
+        "it again as safetensors) and tokenizer"
+    )
     with reading(where, expected):
         config = transformers.AutoConfig.from_pretrained(path)
     needed = BACKBONE.get(layout, config.model_type)

@@ -379,3 +379,26 @@ def test_query_of_another_encoder_is_refused(folder: Path, tmp_path: Path) -> No
     other = QueryEncoder(str(folder / "bert"), layout="cls") >> DenseRetriever(tmp_path / "i")
     with pytest.raises(IndexStateError, match="was built with encoder"):
         other.search("cats")
+
+
+def test_query_of_another_layout_is_refused(folder: Path, tmp_path: Path) -> None:
+    """X9: the same weights, another pooling."""
+    model = str(folder / "bert")
+    build_dense(tmp_path / "i", [("a", "cats")], model, layout="cls")
+    same = QueryEncoder(model, layout="cls") >> DenseRetriever(tmp_path / "i")
+    assert same.search("cats")["docno"].tolist() == ["a"]
+    other = QueryEncoder(model, layout="mean") >> DenseRetriever(tmp_path / "i")
+    with pytest.raises(IndexStateError, match=r"layout 'cls', the queries come from 'mean'"):
+        other.search("cats")
+
+
+def test_command_line_takes_layout_and_precision(folder: Path, tmp_path: Path) -> None:
+    from prf.cli import main
+
+    docs = tmp_path / "docs.jsonl"
+    docs.write_text('{"docno": "a", "text": "cats"}\n', encoding="utf-8")
+    options = ["--layout", "tct", "--precision", "bfloat16"]
+    line = ["index", str(tmp_path / "i"), "--docs", str(docs), "--encoder", str(folder / "bert")]
+    assert main([*line, *options]) == 0
+    encoder = open_index(tmp_path / "i").meta["encoder"]
+    assert (encoder["layout"], encoder["precision"]) == ("tct", "bfloat16")

@@ -1,11 +1,12 @@
-"""Times encoding against sentence-transformers' own ``encode``, and shows what precision changes.
+r"""Times encoding against sentence-transformers' own ``encode``, and shows what precision changes.
 
 The documents are NFCorpus abstracts cut at 256 word pieces, the model is all-MiniLM-L6-v2. The
 repetitions of all rows alternate, so that other load on the machine falls on all alike; only the
 ratios mean something elsewhere. Reduced precision pays on processors that compute in bfloat16 (AMX
 or AVX512-BF16; the head line says so) and on GPUs; elsewhere it is emulated and slower.
 
-    PRF_SHARED=../shared python tests/bench/bench_encode.py [repetitions [documents [device [precision ...]]]]
+    PRF_SHARED=../shared python tests/bench/bench_encode.py \
+        [repetitions [documents [device [precision ...]]]]
 """
 
 from __future__ import annotations
