@@ -5,24 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from prf.checkpoints import (
-    check_device,
-    fill,
-    model_path,
-    read_weights,
-    reading,
-    refuse_missing,
-)
+from prf.checkpoints import check_device, model_path, reading
 from prf.errors import IndexStateError, SpecError, require
 from prf.frames import FloatArray, IntArray
 from prf.jvm import utf8
-from prf.layouts import TCT_QUERY, Ids, Layout, Reader, Side
+from prf.layouts import TCT_QUERY, Ids, Layout, Side
+from prf.networks import Network, load_network
 
 Precision = Literal["float32", "autocast", "bfloat16"]
 Layouts = Literal["auto", "sentence-transformers", "ance", "tct", "cls", "mean", "mean-l2"]
@@ -38,9 +31,6 @@ KNOWN: dict[str, Layout] = {
 }
 """Hub ids whose layout is published; of any other plain model the user must say it."""
 
-BACKBONE = {"ance": "roberta", "tct": "bert"}
-"""The architecture (``model_type`` of config.json) of layouts that have only one."""
-
 LIMITS: dict[Layout, dict[Side, int]] = {
     "ance": {"query": 64, "document": 256},
     "tct": {"query": TCT_QUERY, "document": 512},
@@ -52,12 +42,6 @@ LIMITS: dict[Layout, dict[Side, int]] = {
 
 ENDLESS = 10**6
 """Length of models that say they have no limit."""
-
-UNUSED = ("cls.", "lm_head.", "pooler.", "vocab_", "embeddings.position_ids")
-"""Weights of pre-training heads and the like, which checkpoints may bring and no layout reads."""
-
-ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet")
-"""Architectures that count positions from the one after padding's id."""
 
 
 class Encoder:
@@ -336,16 +320,7 @@ class LayoutEncoder(Encoder):
 # Loading
 
 
-@dataclass(frozen=True, eq=False)
-class Network:
-    """The weights of a layout's model, shared by its encoders."""
-
-    backbone: Any
-    head: Any
-    reader: Reader
-    dim: int
-
-
+@lru_cache(maxsize=8)
 def open_encoder(
     model: str,
     device: str,
@@ -364,6 +339,7 @@ def open_encoder(
     wanted: dict[Side, int] = {"query": query_length, "document": document_length}
     half = precision == "bfloat16"
     if found == "sentence-transformers":
+        _need_modules(model)
         sentence = SentenceEncoder(model, _sentence_model(model, device, half), device, precision)
         own = dict(sentence.max_length)
         sentence.max_length = {
@@ -371,7 +347,7 @@ def open_encoder(
             for side in own
         }
         return sentence
-    network = _network(model, device, found, half)
+    network = load_network(model, device, found, half)
     positions = network.reader.positions
     low = 5 if found == "tct" else 3
     limits = {
@@ -393,10 +369,16 @@ def _layout_of(model: str) -> Layout | Literal["sentence-transformers"]:
     """Returns the layout that is known for certain, by exact name or by what the model brings."""
     if model in KNOWN:
         return KNOWN[model]
+    _need_modules(model)
+    return "sentence-transformers"
+
+
+def _need_modules(model: str) -> None:
+    """Refuses what is no sentence-transformers model: the library would make a pooling up."""
     path = model_path(model)
     if os.path.isdir(path):
         if os.path.isfile(os.path.join(path, "modules.json")):
-            return "sentence-transformers"
+            return
         raise IndexStateError(
             f"encoder '{model}' has no modules.json, so it is no sentence-transformers model; say "
             f"which layout its input has: layout={', '.join(map(repr, get_args(Layout)))}"
@@ -407,7 +389,6 @@ def _layout_of(model: str) -> Layout | Literal["sentence-transformers"]:
         "a local folder with a sentence-transformers model (of a plain model name the layout)",
     ):
         utils.cached_file(path, "modules.json")
-    return "sentence-transformers"
 
 
 @lru_cache(maxsize=4)
@@ -422,93 +403,3 @@ def _sentence_model(name: str, device: str, half: bool) -> Any:
     if half:
         model[0].to(torch.bfloat16)
     return model
-
-
-@lru_cache(maxsize=4)
-def _network(name: str, device: str, layout: Layout, half: bool) -> Network:
-    where = f"encoder '{name}'"
-    transformers = require("transformers", "cpu", where)
-    torch = require("torch", "cpu", where)
-    path = model_path(name)
-    expected = (
-        "a local folder with config.json, model.safetensors (pytorch_model.bin is not read: save "
-        "it again as safetensors) and tokenizer"
-    )
-    with reading(where, expected):
-        config = transformers.AutoConfig.from_pretrained(path)
-    needed = BACKBONE.get(layout, config.model_type)
-    if config.model_type != needed:
-        raise IndexStateError(
-            f"{where}: layout '{layout}' needs a {needed} model, config.json says "
-            f"'{config.model_type}' ({', '.join(config.architectures or ['no architecture'])})"
-        )
-    with reading(where, expected):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-        weights = read_weights(path) if layout == "ance" else {}
-        report: dict[str, Any] = {}
-        if layout != "ance":
-            backbone, report = transformers.AutoModel.from_pretrained(
-                path, use_safetensors=True, output_loading_info=True
-            )
-    head = None
-    if layout == "ance":
-        backbone, head = _ance(where, config, weights)
-    else:
-        missing = [key for key in sorted(report["missing_keys"]) if not key.startswith("pooler.")]
-        refuse_missing(where, missing, f"a model of layout '{layout}'")
-        _refuse_unread(where, layout, sorted(report["unexpected_keys"]))
-    if getattr(backbone, "pooler", None) is not None:
-        backbone.pooler = None  # no layout reads it
-    positions = int(getattr(config, "max_position_embeddings", 0))
-    if config.model_type in ROBERTA:
-        positions -= config.pad_token_id + 1
-    return Network(
-        backbone.to(device, torch.bfloat16 if half else torch.float32).eval(),
-        None if head is None else head.to(device, torch.float32).eval(),
-        Reader.of(layout, tokenizer, positions, where),
-        int(config.hidden_size if head is None else head[0].out_features),
-    )
-
-
-def _ance(where: str, config: Any, weights: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns backbone and head, all of their weights from the checkpoint."""
-    transformers = require("transformers", "cpu", where)
-    torch = require("torch", "cpu", where)
-    kind = "an ANCE model"
-    weights = {name.removeprefix("ance_encoder."): value for name, value in weights.items()}
-    if not any(name.startswith("roberta.") for name in weights):
-        weights = {
-            name if name.startswith(HEAD) else f"roberta.{name}": value
-            for name, value in weights.items()
-        }
-    refuse_missing(where, [n for n in ("embeddingHead.weight",) if n not in weights], kind)
-    size = weights["embeddingHead.weight"].shape[0]
-    with torch.random.fork_rng(devices=[]):  # whatever is drawn here is overwritten or refused
-        backbone = transformers.RobertaModel(config, add_pooling_layer=False)
-        head = torch.nn.Sequential(
-            torch.nn.Linear(config.hidden_size, size), torch.nn.LayerNorm(size)
-        )
-    fill(where, backbone, "roberta.", weights, kind)
-    fill(where, head[0], HEAD[0], weights, kind)
-    fill(where, head[1], HEAD[1], weights, kind)
-    known = {f"roberta.{name}" for name in backbone.state_dict()}
-    others = [name for name in sorted(weights) if name not in known and not name.startswith(HEAD)]
-    _refuse_unread(where, "ance", [name.removeprefix("roberta.") for name in others])
-    return backbone, head
-
-
-HEAD = ("embeddingHead.", "norm.")
-"""Start of the names of ANCE's own weights: a linear layer and LayerNorm."""
-
-
-def _refuse_unread(where: str, layout: Layout, unread: Sequence[str]) -> None:
-    """Refuses a checkpoint with weights that the layout would leave out: another kind of model."""
-    # ANCE was trained from a classifier, whose head some checkpoints still carry.
-    allowed = (*UNUSED, "classifier.") if layout == "ance" else UNUSED
-    unread = [name for name in unread if not name.startswith(allowed)]
-    if unread:
-        shown = ", ".join(unread[:3]) + (", ..." if len(unread) > 3 else "")
-        raise IndexStateError(
-            f"{where} holds weights that layout '{layout}' does not read: {shown}; it is a model "
-            "of another kind, or its layout is another"
-        )

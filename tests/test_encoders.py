@@ -203,9 +203,10 @@ def test_layout_of_an_unknown_model_must_be_named(model: str) -> None:
         load_encoder(model)
 
 
-def test_layout_of_an_unknown_folder_must_be_named(folder: Path) -> None:
+@pytest.mark.parametrize("layout", ["auto", "sentence-transformers"])
+def test_layout_of_an_unknown_folder_must_be_named(folder: Path, layout: Any) -> None:
     with pytest.raises(IndexStateError, match=r"no modules\.json.*layout='ance', 'tct', 'cls'"):
-        load_encoder(str(folder / "bert"))
+        load_encoder(str(folder / "bert"), layout=layout)
 
 
 def test_unknown_layout_is_refused(folder: Path) -> None:

@@ -674,6 +674,7 @@ LAYERS = [
     {"frames", "jvm"},
     {"trec", "pipeline"},
     {"vectors_io", "lucene_build", "checkpoints", "layouts"},
+    {"networks"},
     {"encoders"},
     {"knn", "lucene", "encode", "evaluation", "spec"},
     {"index"},
