@@ -153,7 +153,7 @@ def index(
     similarity: Annotated[str, typer.Option(help="For --vectors: dot or cosine.")] = "dot",
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 32,
     max_length: Annotated[
-        int, typer.Option(min=0, help="For --sparse: tokens of a document; 0 for the model's.")
+        int, typer.Option(min=0, help="For --encoder: tokens of a document; 0 for the model's.")
     ] = 0,
     max_terms: Annotated[
         int, typer.Option(min=0, help="For --sparse: heaviest terms kept of each; 0 for all.")
@@ -162,6 +162,15 @@ def index(
         Path | None, typer.Option(help="For --sparse unicoil: document file of text to add.")
     ] = None,
     device: Annotated[str, typer.Option(help="For --encoder: cpu, cuda, cuda:1, ...")] = "cpu",
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="For --encoder: auto, sentence-transformers, ance, tct, cls, mean or mean-l2."
+        ),
+    ] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="For --encoder: float32, autocast or bfloat16.")
+    ] = "float32",
     force: Force = False,
     progress: Progress = None,
 ) -> None:
@@ -184,15 +193,22 @@ def index(
         "--device": (device != "cpu", "model"),
         "--encoder": (encoder is not None, "encoder"),
         "--sparse": (sparse is not None, "sparse"),
-        "--max-length": (max_length != 0, "sparse"),
+        "--max-length": (max_length != 0, "model"),
         "--max-terms": (max_terms != 0, "sparse"),
         "--expansions": (expansions is not None, "sparse"),
+        "--layout": (layout != "auto", "dense"),
+        "--precision": (precision != "float32", "dense"),
         "--similarity": (similarity != "dot", "vectors"),
         "--vectors": (vectors is not None, "vectors"),
     }
     build: Callable[..., dict[str, Any]]
     documents = {"fields": field or (), "on_empty": on_empty, "progress": _shows(progress)}
-    model = {"with_text": with_text, "batch_size": batch_size, "device": device}
+    model = {
+        "with_text": with_text,
+        "batch_size": batch_size,
+        "device": device,
+        "max_length": max_length,
+    }
     if impacts is not None:
         _refuse(own, ("empty",), "for an index from --impacts")
         build = partial(build_impact, path, impacts, on_empty=on_empty, progress=_shows(progress))  # type: ignore[arg-type]
@@ -201,11 +217,14 @@ def index(
         build = partial(build_vectors, path, vectors, ids, similarity=similarity, encoder=encoder)  # type: ignore[arg-type]
     elif sparse is not None:
         _refuse(own, ("docs", "empty", "model", "encoder", "sparse"), "with --sparse")
-        limits = {"max_length": max_length, "max_terms": max_terms, "expansions": expansions}
+        limits = {"max_terms": max_terms, "expansions": expansions}
         build = partial(build_sparse, path, docs, encoder, sparse, **limits, **model, **documents)  # type: ignore[arg-type]
     elif encoder is not None:
-        _refuse(own, ("docs", "empty", "model", "encoder"), "with --encoder, without --sparse")
-        build = partial(build_dense, path, docs, encoder, **model, **documents)  # type: ignore[arg-type]
+        _refuse(
+            own, ("docs", "empty", "model", "encoder", "dense"), "with --encoder, without --sparse"
+        )
+        how = {"layout": layout, "precision": precision}
+        build = partial(build_dense, path, docs, encoder, **how, **model, **documents)  # type: ignore[arg-type]
     else:
         _refuse(own, ("docs", "empty"), "for a Lucene index; --encoder makes a dense one")
         build = partial(build_lucene, path, docs, **documents)  # type: ignore[arg-type]

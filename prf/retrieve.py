@@ -13,7 +13,7 @@ import pandas as pd
 import pyterrier as pt
 
 from prf.errors import FileFormatError, FrameError, IndexStateError, SpecError
-from prf.feedback.base import query_terms
+from prf.feedback.base import Feedback, query_terms
 from prf.frames import (
     Hits,
     ObjectArray,
@@ -197,13 +197,22 @@ class DenseRetriever(Retriever):
         return [Resource("dense index", self.index, self.index)]
 
     def check_after(self, earlier: Sequence[pt.Transformer]) -> None:
-        encoders = [stage for stage in earlier if "query_vec" in getattr(stage, "gives", ())]
-        model = getattr(encoders[-1], "model", None) if encoders else None
-        built = (open_vectors(self.index).meta.get("encoder") or {}).get("model")
-        if not self.force_encoder and model and built and model != built:
+        # A feedback encoder is another model than the index's by design, and trained for it.
+        encoders = [
+            stage
+            for stage in earlier
+            if "query_vec" in getattr(stage, "gives", ()) and not isinstance(stage, Feedback)
+        ]
+        built = open_vectors(self.index).meta.get("encoder") or {}
+        for name in ("model", "layout"):
+            given = getattr(encoders[-1], name, None) if encoders else None
+            theirs = built.get(name)
+            if self.force_encoder or not given or given == "auto" or not theirs or given == theirs:
+                continue
             raise IndexStateError(
-                f"{self!r}: index '{self.index}' was built with encoder {built!r}, the queries "
-                f"come from {model!r}; use the same one, or force_encoder=True if they are equal"
+                f"{self!r}: index '{self.index}' was built with encoder {built.get('model')!r}"
+                f"{'' if name == 'model' else f', layout {theirs!r}'}, the queries come from "
+                f"{given!r}; use the same one, or force_encoder=True if they are equal"
             )
 
     def search(self, queries: pd.DataFrame) -> tuple[Hits, ObjectArray]:

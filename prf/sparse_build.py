@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from tqdm import tqdm
 
-from prf.encode import weights_digest
+from prf.checkpoints import weights_digest
 from prf.errors import FileFormatError, IndexStateError, PrfWarning, SpecError
 from prf.frames import IntArray
 from prf.lucene_build import OnEmpty, build_impact

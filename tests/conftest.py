@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import tiny_models
 from hypothesis import HealthCheck, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach a model hub
@@ -105,12 +106,24 @@ class Material:
         save_checkpoint(folder, "unicoil")
         return str(folder)
 
+    @cached_property
+    def ance(self) -> str:
+        """A checkpoint of ANCE's architecture with random weights; its vectors are (8,)."""
+        folder = self.folder / "ance"
+        tiny_models.save_ance(folder, [text for _, text in self.docs], dim=8)
+        return str(folder)
+
 
 WORDS = "cat dog fish oil the of and information retrieval hypertension a b c d e f ##s ##al na ##n"
 
 
 def save_checkpoint(
-    folder: Path, kind: str, tokenizer: Path | None = None, layers: int = 2, width: int = 16
+    folder: Path,
+    kind: str,
+    tokenizer: Path | None = None,
+    layers: int = 2,
+    width: int = 16,
+    spread: float = 0.5,
 ) -> None:
     """Writes a tiny BERT with a masked-language head, or with uniCOIL's weight for each token.
 
@@ -134,7 +147,7 @@ def save_checkpoint(
         num_hidden_layers=layers,
         num_attention_heads=max(2, width // 32),
         intermediate_size=2 * width,
-        initializer_range=0.5,
+        initializer_range=spread,
     )
     with torch.random.fork_rng():
         torch.manual_seed(7)

@@ -23,6 +23,7 @@ from prf.feedback import (
     AveragePrf,
     BM25Prf,
     Bo1,
+    EncoderPrf,
     Rocchio,
     RocchioTerms,
     SparseAverage,
@@ -124,6 +125,12 @@ def _sparse(m: Material) -> pd.DataFrame:
     return frame.assign(query_toks=column(objects([toks[qid] for qid in frame["qid"]])))
 
 
+def _short(m: Material) -> pd.DataFrame:
+    """Returns results whose texts are short, so that nothing is cut."""
+    frame = result_frame(m)
+    return frame.assign(text=column(objects(text[:30] for text in frame["text"])))
+
+
 EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "AveragePrf": lambda m: Example(AveragePrf(2), result_frame(m)),
     "BM25": lambda m: Example(BM25(m.lucene, k=5, threads=1), query_frame(m)),
@@ -134,6 +141,9 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "Cutoff": lambda m: Example(Cutoff(3), result_frame(m)),
     "DenseRetriever": lambda m: Example(DenseRetriever(m.dense, k=5), query_frame(m)),
     "EncodedQueries": lambda m: Example(EncodedQueries(m.encoded_queries), _texts(m)),
+    "EncoderPrf": lambda m: Example(
+        EncoderPrf(m.ance, fb_docs=2, max_length=64, query_length=16), _short(m), 1e-5
+    ),
     "Features": lambda m: Example(Features((Scale(2.0), Cutoff(2))), result_frame(m)),
     "Impact": lambda m: Example(Impact(m.impact, k=5, threads=1), _weighted(m)),
     "Intersection": lambda m: Example(Intersection((Scale(-2.0), Cutoff(5))), result_frame(m)),
@@ -163,6 +173,7 @@ MARKS: dict[str, pytest.MarkDecorator] = {
     "RM3": pytest.mark.java,
     "TerrierRM3": pytest.mark.java,
     "RocchioTerms": pytest.mark.java,
+    "EncoderPrf": pytest.mark.models,
     "QueryEncoder": pytest.mark.models,
     "Impact": pytest.mark.java,
     "SparseAverage": pytest.mark.java,

@@ -9,6 +9,7 @@ from prf.feedback.base import (
     TextFeedback,
     VectorFeedback,
 )
+from prf.feedback.encoder import EncoderPrf
 from prf.feedback.sparse import SparseAverage, SparseRocchio
 from prf.feedback.terms import RM3, BM25Prf, RocchioTerms
 from prf.feedback.terrier import KL, Bo1, TerrierRM3
@@ -21,6 +22,7 @@ __all__ = [
     "BM25Prf",
     "Bo1",
     "Docs",
+    "EncoderPrf",
     "Feedback",
     "Query",
     "Rocchio",
