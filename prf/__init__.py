@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         AveragePrf,
         BM25Prf,
         Bo1,
+        ConcatenateText,
         Docs,
         Feedback,
         Query,
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
         Terms,
         TerrierRM3,
         TextFeedback,
+        TextFeedbackReranker,
         VectorFeedback,
     )
     from prf.frames import original_query
+    from prf.fuse import BordaFusion, CombMnz, CombSum, Interpolate, ReciprocalRankFusion
     from prf.pipeline import (
         Compose,
         Concatenate,
@@ -57,7 +60,8 @@ if TYPE_CHECKING:
         Transformer,
         Union,
     )
-    from prf.retrieve import BM25, DenseRetriever, Impact, Text, Vectors
+    from prf.rerank import CrossEncoder, DenseRescorer, MonoT5
+    from prf.retrieve import BM25, DenseRetriever, Impact, RunFile, Text, Vectors
     from prf.sparse import EncodedQueries, Splade, UniCoil
     from prf.sparse_build import build_sparse
     from prf.spec import dumps, explain, load, loads
@@ -83,6 +87,7 @@ _HOME = {
     "feedback": [
         "BM25Prf",
         "Bo1",
+        "ConcatenateText",
         "KL",
         "RM3",
         "AveragePrf",
@@ -95,9 +100,11 @@ _HOME = {
         "Terms",
         "TerrierRM3",
         "TextFeedback",
+        "TextFeedbackReranker",
         "VectorFeedback",
     ],
     "frames": ["original_query"],
+    "fuse": ["BordaFusion", "CombMnz", "CombSum", "Interpolate", "ReciprocalRankFusion"],
     "pipeline": [
         "Compose",
         "Concatenate",
@@ -109,7 +116,8 @@ _HOME = {
         "Transformer",
         "Union",
     ],
-    "retrieve": ["BM25", "DenseRetriever", "Impact", "Text", "Vectors"],
+    "rerank": ["CrossEncoder", "DenseRescorer", "MonoT5"],
+    "retrieve": ["BM25", "DenseRetriever", "Impact", "RunFile", "Text", "Vectors"],
     "sparse": ["EncodedQueries", "Splade", "UniCoil"],
     "sparse_build": ["build_sparse"],
     "batch": ["search"],

@@ -432,7 +432,7 @@ def _load_splade(name: str, device: str) -> SpladeModel:
     return SpladeModel(name, tokenizer, model.float().to(device).eval(), device)
 
 
-def _library(name: str, kind: Kind, device: str) -> Any:
+def _library(name: str, kind: str, device: str) -> Any:
     """Returns transformers, once the device is known to be there."""
     torch = require("torch", "cpu", f"{kind} model '{name}'")
     if device != "cpu" and not device.startswith(("cuda", "mps")):
@@ -446,7 +446,7 @@ def _library(name: str, kind: Kind, device: str) -> Any:
 
 
 @contextmanager
-def _reading(name: str, kind: Kind) -> Iterator[None]:
+def _reading(name: str, kind: str) -> Iterator[None]:
     """Keeps loading quiet and turns what goes wrong into one clear error."""
     logging = require("transformers.utils.logging", "cpu", "loading a model")
     level = logging.get_verbosity()
@@ -467,7 +467,7 @@ def _reading(name: str, kind: Kind) -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def _refuse_missing(name: str, kind: Kind, missing: Sequence[str]) -> None:
+def _refuse_missing(name: str, kind: str, missing: Sequence[str]) -> None:
     if missing:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise IndexStateError(

@@ -11,6 +11,7 @@ from prf.feedback.base import (
 )
 from prf.feedback.terms import RM3, BM25Prf, RocchioTerms
 from prf.feedback.terrier import KL, Bo1, TerrierRM3
+from prf.feedback.text import ConcatenateText, TextFeedbackReranker
 from prf.feedback.vector import AveragePrf, Rocchio
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "AveragePrf",
     "BM25Prf",
     "Bo1",
+    "ConcatenateText",
     "Docs",
     "Feedback",
     "Query",
@@ -28,5 +30,6 @@ __all__ = [
     "Terms",
     "TerrierRM3",
     "TextFeedback",
+    "TextFeedbackReranker",
     "VectorFeedback",
 ]
