@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         AveragePrf,
         BM25Prf,
         Bo1,
+        ConcatenateText,
         Docs,
         EncoderPrf,
         Feedback,
@@ -46,9 +47,11 @@ if TYPE_CHECKING:
         Terms,
         TerrierRM3,
         TextFeedback,
+        TextFeedbackReranker,
         VectorFeedback,
     )
     from prf.frames import original_query
+    from prf.fuse import BordaFusion, CombMnz, CombSum, Interpolate, ReciprocalRankFusion
     from prf.pipeline import (
         Compose,
         Concatenate,
@@ -60,7 +63,8 @@ if TYPE_CHECKING:
         Transformer,
         Union,
     )
-    from prf.retrieve import BM25, DenseRetriever, Impact, Text, Vectors
+    from prf.rerank import CrossEncoder, DenseRescorer, MonoT5
+    from prf.retrieve import BM25, DenseRetriever, Impact, RunFile, Text, Vectors
     from prf.sparse import EncodedQueries, Splade, UniCoil
     from prf.sparse_build import build_sparse
     from prf.spec import dumps, explain, load, loads
@@ -86,6 +90,7 @@ _HOME = {
     "feedback": [
         "BM25Prf",
         "Bo1",
+        "ConcatenateText",
         "KL",
         "RM3",
         "AveragePrf",
@@ -101,9 +106,11 @@ _HOME = {
         "Terms",
         "TerrierRM3",
         "TextFeedback",
+        "TextFeedbackReranker",
         "VectorFeedback",
     ],
     "frames": ["original_query"],
+    "fuse": ["BordaFusion", "CombMnz", "CombSum", "Interpolate", "ReciprocalRankFusion"],
     "pipeline": [
         "Compose",
         "Concatenate",
@@ -115,7 +122,8 @@ _HOME = {
         "Transformer",
         "Union",
     ],
-    "retrieve": ["BM25", "DenseRetriever", "Impact", "Text", "Vectors"],
+    "rerank": ["CrossEncoder", "DenseRescorer", "MonoT5"],
+    "retrieve": ["BM25", "DenseRetriever", "Impact", "RunFile", "Text", "Vectors"],
     "sparse": ["EncodedQueries", "Splade", "UniCoil"],
     "sparse_build": ["build_sparse"],
     "batch": ["search"],

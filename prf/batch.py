@@ -121,7 +121,7 @@ def search(
     start = time.perf_counter()
     with tqdm(total=len(frame), unit="query", disable=not progress) as bar:
         log, found = _run(
-            pipeline, batches(frame, batch_size), RunWriter(run, tag, force=force), bar
+            pipeline, batches(frame, batch_size), RunWriter(run, tag, force=force), bar, progress
         )
     record = {
         "run": run.name,
@@ -148,10 +148,14 @@ def batches(frame: pd.DataFrame, size: int) -> Iterator[pd.DataFrame]:
 
 
 def _run(
-    pipeline: Transformer, pieces: Iterator[pd.DataFrame], writer: RunWriter, bar: Any
+    pipeline: Transformer,
+    pieces: Iterator[pd.DataFrame],
+    writer: RunWriter,
+    bar: Any,
+    progress: bool,
 ) -> tuple[Log, Counter[str]]:
     """Writes the results of all batches; returns what happened and the results per query."""
-    log, found = Log(), Counter[str]()
+    log, found = Log(progress=progress), Counter[str]()
     with writer, logging_to(log):
         for batch in pieces:
             with _timed(log, pipeline):

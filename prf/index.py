@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from prf.errors import FrameError, IndexStateError, shorten
 from prf.frames import FloatArray, Hits, IntArray, ObjectArray
-from prf.knn import BLOCK_BYTES, Backend, top_k, unit
+from prf.knn import BLOCK_BYTES, Backend, exact_scores, top_k, unit
 
 Similarity = Literal["dot", "cosine"]
 
@@ -335,6 +335,24 @@ class VectorIndex:
             backend=backend,
             block_bytes=block_bytes,
         )
+
+    def score(self, queries: FloatArray, docnos: Sequence[Iterable[str]]) -> FloatArray:
+        """Returns the scores of given documents, query after query: those that `search` gives.
+
+        Args:
+            queries: (n, d) float32; with cosine similarity brought to length 1 here.
+            docnos: For each query, the documents to score.
+
+        Raises:
+            IndexStateError: Naming the first docno that the index does not hold, or if the queries
+                have another number of dimensions than the index.
+            FrameError: If a query holds NaN or infinity, or is so long that scores overflow.
+        """
+        queries = self._checked(queries)
+        if self.similarity == "cosine":
+            queries = unit(queries)
+        rows = [self.rows(names) for names in docnos]
+        return exact_scores(np.asarray(self.vectors), queries, rows, max_norm=self.max_norm)
 
     def _checked(self, queries: FloatArray) -> FloatArray:
         if len(queries) == 0:

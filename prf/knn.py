@@ -103,6 +103,32 @@ def top_k(
     )
 
 
+def exact_scores(
+    vectors: FloatArray, queries: FloatArray, rows: Sequence[IntArray], *, max_norm: float
+) -> FloatArray:
+    """Returns the scores of given rows, query after query: those that `top_k` gives them.
+
+    Args:
+        vectors: (n, d) float32, finite, C-contiguous.
+        queries: (m, d) float32, finite, C-contiguous.
+        rows: For each query, rows of ``vectors``.
+        max_norm: At least the largest Euclidean length of a row of ``vectors``.
+
+    Raises:
+        FrameError: If scores of a query may overflow float32.
+    """
+    parts = [np.zeros(0, dtype=np.float32)]
+    with _one_blas_thread:
+        for start in range(0, len(queries), _GROUP):
+            batch = queries[start : start + _GROUP]
+            group = _Group(vectors, batch, 1, lambda _: np.empty(0, object), max_norm, start)
+            parts += [
+                _exact_scores(vectors, ids, group.wide[row], group.error[row], group.reach[row])
+                for row, ids in enumerate(rows[start : start + _GROUP])
+            ]
+    return np.concatenate(parts)
+
+
 class _Group:
     """Some queries on their way through the documents: candidates so far and the bar to pass.
 

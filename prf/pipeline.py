@@ -152,10 +152,14 @@ def _check_plain(value: Any, hint: Any, where: str) -> Any:
 
 @dataclass
 class Log:
-    """What happened while a pipeline ran: seconds per stage, and queries worth a notice."""
+    """What happened while a pipeline ran: seconds per stage, and queries worth a notice.
+
+    ``progress`` asks stages that take long to show a bar on stderr.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     notices: dict[str, list[str]] = field(default_factory=dict)
+    progress: bool = False
 
 
 _LOG: ContextVar[Log | None] = ContextVar("prf_log", default=None)
@@ -169,6 +173,12 @@ def logging_to(log: Log) -> Iterator[Log]:
         yield log
     finally:
         _LOG.reset(token)
+
+
+def shows_progress() -> bool:
+    """Tells whether the run that is going on was asked to show how far it is."""
+    log = _LOG.get()
+    return log is not None and log.progress
 
 
 def notice(what: str, qids: Sequence[str]) -> None:
@@ -305,6 +315,22 @@ class Transformer(pt.Transformer):  # type: ignore[misc]
         """Returns a stage that may stop after the first k documents of each query."""
         return self
 
+    def at_most(self, documents: int | None) -> int | None:
+        """Returns how many documents a query has at most after this stage; None if not known.
+
+        Args:
+            documents: The same before it; None where it is not known, or for a query frame.
+        """
+        return documents
+
+    def cost(self, documents: int | None) -> str:
+        """Returns what a run costs for each query, if one should know that before; else "".
+
+        Args:
+            documents: How many a query has at most before this stage; None if not known.
+        """
+        return ""
+
     def outputs(self, columns: Sequence[str]) -> list[str]:
         """Returns the columns given for these input columns, without running.
 
@@ -417,7 +443,7 @@ class _Nary(Transformer):
 
     sign: ClassVar[str] = ""
     flat: ClassVar[bool] = True
-    spec_form = "list"
+    spec_form: ClassVar[Literal["mapping", "scalar", "list"]] = "list"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -457,6 +483,24 @@ class _Nary(Transformer):
 
     def resources(self) -> list[Resource]:
         return [r for s in self.stages if isinstance(s, Transformer) for r in s.resources()]
+
+    @property
+    def label(self) -> str:
+        """What ``explain`` shows of it; its stages follow on lines of their own."""
+        return type(self).__name__
+
+
+def applied(
+    stage: pt.Transformer, frame: pd.DataFrame, queries: pd.DataFrame | None
+) -> pd.DataFrame:
+    """Runs a stage, ours or PyTerrier's, on a normalised frame; returns a normalised one."""
+    if isinstance(stage, Transformer):
+        return stage.apply(frame, queries)
+    return normalise(stage.transform(frame.copy()), repr(stage))
+
+
+def _at_most(stage: pt.Transformer, documents: int | None) -> int | None:
+    return stage.at_most(documents) if isinstance(stage, Transformer) else None
 
 
 def _outputs(stage: pt.Transformer, columns: Sequence[str]) -> list[str]:
@@ -537,6 +581,11 @@ class Compose(_Nary):
                 columns = _outputs(stage, columns)
         return columns
 
+    def at_most(self, documents: int | None) -> int | None:
+        for stage in self.trimmed():
+            documents = _at_most(stage, documents)
+        return documents
+
     def check_after(self, earlier: Sequence[pt.Transformer]) -> None:
         for number, stage in enumerate(self.stages):
             if isinstance(stage, Transformer):
@@ -569,10 +618,7 @@ class _Combine(_Nary):
         out = []
         for number, stage in enumerate(self.stages):
             with _placed(number):
-                if isinstance(stage, Transformer):
-                    results = stage.apply(frame, queries)
-                else:
-                    results = normalise(stage.transform(frame.copy()), repr(stage))
+                results = applied(stage, frame, queries)
                 need(results, ("qid", "docno", "score"), repr(stage))
             out.append(ranked(results))
         return out
@@ -580,6 +626,11 @@ class _Combine(_Nary):
     def combine(self, lists: Sequence[pd.DataFrame]) -> pd.DataFrame:
         """Returns qid, docno, score of the combined list."""
         raise NotImplementedError
+
+    def at_most(self, documents: int | None) -> int | None:
+        sizes = [_at_most(stage, documents) for stage in self.stages]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
 
     def run(self, frame: pd.DataFrame, queries: pd.DataFrame | None) -> pd.DataFrame:
         lists = self.lists(frame, queries)
@@ -698,10 +749,7 @@ class Features(_Nary):
         columns = []
         for number, stage in enumerate(self.stages):
             with _placed(number):
-                if isinstance(stage, Transformer):
-                    results = stage.apply(frame, queries)
-                else:
-                    results = normalise(stage.transform(frame.copy()), repr(stage))
+                results = applied(stage, frame, queries)
                 name = "features" if "features" in results.columns else "score"
                 need(results, ("docno", name), repr(stage))
             values = results[name].tolist()
@@ -749,6 +797,9 @@ class Cutoff(Transformer):
     @property
     def rowwise(self) -> bool:
         return True
+
+    def at_most(self, documents: int | None) -> int:
+        return self.k if documents is None else min(self.k, documents)
 
     def run(self, frame: pd.DataFrame, queries: pd.DataFrame | None) -> pd.DataFrame:
         return head(frame, self.k)

@@ -6,9 +6,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyterrier as pt
 
@@ -22,6 +24,7 @@ from prf.frames import (
     missing_error,
     objects,
     queries_of,
+    query_codes,
     query_columns,
     ranks_of,
     stack,
@@ -29,7 +32,7 @@ from prf.frames import (
 from prf.index import open_index as open_vectors
 from prf.lucene import open_index as open_lucene
 from prf.pipeline import Count, Depth, Resource, Transformer, notice
-from prf.trec import IR_DATASETS, read_docs
+from prf.trec import IR_DATASETS, read_docs, read_run
 
 
 class Retriever(Transformer, abstract=True):
@@ -41,6 +44,9 @@ class Retriever(Transformer, abstract=True):
 
     def cut(self, k: int) -> Self:
         return self if k >= self.k else replace(self, k=k)
+
+    def at_most(self, documents: int | None) -> int:
+        return self.k
 
     def outputs(self, columns: Sequence[str]) -> list[str]:
         missing = [name for name in self.needs if name not in columns]
@@ -197,23 +203,8 @@ class DenseRetriever(Retriever):
         return [Resource("dense index", self.index, self.index)]
 
     def check_after(self, earlier: Sequence[pt.Transformer]) -> None:
-        # A feedback encoder is another model than the index's by design, and trained for it.
-        encoders = [
-            stage
-            for stage in earlier
-            if "query_vec" in getattr(stage, "gives", ()) and not isinstance(stage, Feedback)
-        ]
-        built = open_vectors(self.index).meta.get("encoder") or {}
-        for name in ("model", "layout"):
-            given = getattr(encoders[-1], name, None) if encoders else None
-            theirs = built.get(name)
-            if self.force_encoder or not given or given == "auto" or not theirs or given == theirs:
-                continue
-            raise IndexStateError(
-                f"{self!r}: index '{self.index}' was built with encoder {built.get('model')!r}"
-                f"{'' if name == 'model' else f', layout {theirs!r}'}, the queries come from "
-                f"{given!r}; use the same one, or force_encoder=True if they are equal"
-            )
+        if not self.force_encoder:
+            check_encoder(self, self.index, earlier)
 
     def search(self, queries: pd.DataFrame) -> tuple[Hits, ObjectArray]:
         index = open_vectors(self.index)
@@ -222,6 +213,87 @@ class DenseRetriever(Retriever):
             vectors = np.zeros((0, index.dim), dtype=np.float32)
         hits = index.search(vectors, self.k, threads=self.threads, backend=self.backend)
         return hits, index.docnos
+
+
+def check_encoder(stage: Transformer, index: str, earlier: Sequence[pt.Transformer]) -> None:
+    """Refuses query vectors of another encoder than the dense index was built with.
+
+    Raises:
+        IndexStateError: If both are known and differ, or for an index that cannot be opened.
+    """
+    # A feedback encoder is another model than the index's by design, and trained for it.
+    encoders = [
+        other
+        for other in earlier
+        if "query_vec" in getattr(other, "gives", ()) and not isinstance(other, Feedback)
+    ]
+    built = open_vectors(index).meta.get("encoder") or {}
+    for name in ("model", "layout"):
+        given = getattr(encoders[-1], name, None) if encoders else None
+        theirs = built.get(name)
+        if not given or given == "auto" or not theirs or given == theirs:
+            continue
+        raise IndexStateError(
+            f"{stage!r}: index '{index}' was built with encoder {built.get('model')!r}"
+            f"{'' if name == 'model' else f', layout {theirs!r}'}, the queries come from "
+            f"{given!r}; use the same one, or force_encoder=True if they are equal"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class RunFile(Retriever):
+    """The results that a TREC run holds for each query, by qid.
+
+    Needs: qid
+    Gives: qid, docno, score, rank
+
+    ``score`` is the run's, float64, larger is better; its rank column is not read, equal scores
+    stand by docno. A query that the run does not hold has no rows and is named once. The file is
+    read whole, once, and again after it changed.
+
+    After vector feedback the same stage brings the same candidates back, for the new query:
+    ``RunFile(r) >> Vectors(i) >> Rocchio() >> RunFile(r) >> DenseRescorer(i)``.
+
+    Args:
+        path: The run file, also ``.gz``.
+        k: How many documents per query.
+    """
+
+    path: str
+    k: Count = 1000
+
+    def resources(self) -> list[Resource]:
+        return [Resource("run file", self.path, self.path)]
+
+    def run(self, frame: pd.DataFrame, queries: pd.DataFrame | None) -> pd.DataFrame:
+        if is_results(frame):
+            frame = queries if queries is not None else queries_of(frame)
+        frame = frame[query_columns(frame.columns)]
+        bounds, docnos, scores = _run(self.path, _stamp(self.path))
+        notice(
+            f"are not in run '{self.path}' and have no results",
+            [qid for qid in frame["qid"] if qid not in bounds],
+        )
+        pairs = [bounds.get(qid, (0, 0)) for qid in frame["qid"]]
+        starts, stops = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        sizes = np.minimum(stops - starts, self.k)
+        ptr = np.concatenate([[0], np.cumsum(sizes)])
+        rows = np.arange(ptr[-1]) + np.repeat(starts - ptr[:-1], sizes)
+        hits = Hits(ptr, rows, scores[rows].astype(np.float32))
+        # Hits are float32; a run may say more.
+        return result_frame(frame, hits, docnos).assign(score=scores[rows])
+
+
+@lru_cache(maxsize=4)
+def _run(
+    path: str, stamp: int
+) -> tuple[dict[str, tuple[int, int]], ObjectArray, npt.NDArray[np.float64]]:
+    """Returns where each query starts and stops in the run, and its docnos and scores."""
+    run = read_run(path)
+    codes, qids = query_codes(run["qid"])
+    edges = np.searchsorted(codes, np.arange(len(qids) + 1)).tolist()  # queries stand together
+    bounds = dict(zip(qids.tolist(), pairwise(edges), strict=True))
+    return bounds, run["docno"].to_numpy(dtype=object), run["score"].to_numpy(dtype=np.float64)
 
 
 class Loader(Transformer, abstract=True):

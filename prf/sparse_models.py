@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prf.checkpoints import (
+    FOLDER,
     check_device,
     fill,
     model_path,
@@ -396,12 +397,6 @@ def load_splade(model: str, device: str = "cpu") -> SpladeModel:
             its language model head.
     """
     return _load_splade(model, device)
-
-
-FOLDER = (
-    "a local folder with config.json, model.safetensors (pytorch_model.bin is not read: save it "
-    "again as safetensors) and tokenizer"
-)
 
 
 @lru_cache(maxsize=4)

@@ -24,7 +24,7 @@ import pyterrier as pt
 import yaml
 
 from prf.errors import FileFormatError, SpecError, did_you_mean, shorten
-from prf.pipeline import REGISTRY, Compose, Transformer, _hints, _Nary, _outputs
+from prf.pipeline import REGISTRY, Compose, Transformer, _at_most, _hints, _Nary, _outputs
 from prf.trec import PathLike, read_lines
 
 
@@ -113,7 +113,7 @@ def _stage_class(name: Any, where: str) -> type[Transformer]:
 
 def _register_all() -> None:
     """Imports the modules that define stages; none of them loads anything heavy."""
-    for module in ("encode", "feedback", "retrieve", "sparse"):
+    for module in ("encode", "feedback", "fuse", "rerank", "retrieve", "sparse"):
         importlib.import_module(f"prf.{module}")
 
 
@@ -256,7 +256,7 @@ def to_spec(pipeline: pt.Transformer, defaults: bool = False) -> Any:
     if not isinstance(pipeline, Transformer):
         raise SpecError(f"{pipeline!r} has no YAML form; only this package's stages do")
     name = type(pipeline).__name__
-    if isinstance(pipeline, _Nary):
+    if isinstance(pipeline, _Nary) and pipeline.spec_form == "list":
         parts = []
         for i, stage in enumerate(pipeline.stages):
             try:
@@ -298,7 +298,7 @@ def override(pipeline: Transformer, settings: Sequence[str]) -> Transformer:
     """
     for setting in settings:
         path, sign, text = setting.partition("=")
-        steps = path.strip().split(".")
+        steps = path.strip().removeprefix("pipeline.").split(".")
         if not sign or len(steps) < 2:
             raise SpecError(
                 f"--set {setting!r}: write POSITION.argument=value, such as 1.fb_docs=5"
@@ -321,7 +321,7 @@ def _replaced(stage: pt.Transformer, steps: list[str], value: Any, setting: str)
         if not isinstance(stage, _Nary):
             return new
         return replace(stage, stages=(*stages[:number], new, *stages[number + 1 :]))
-    if not isinstance(stage, Transformer) or isinstance(stage, _Nary):
+    if not isinstance(stage, Transformer) or stage.spec_form == "list":
         raise SpecError(f"--set {setting!r}: {stage!r} has no arguments; give a position first")
     if rest:
         inner = getattr(stage, head, None)
@@ -362,32 +362,40 @@ def explain(pipeline: Transformer, columns: Sequence[str] = ("qid", "query")) ->
         FrameError: If a stage lacks a column; names the stage and who provides it.
     """
     pipeline.outputs(columns)  # the check, with positions in its message
-    return _explain(pipeline, list(columns), (), pipeline)
+    return _explain(pipeline, list(columns), (), pipeline, None)
 
 
 def _explain(
-    stage: pt.Transformer, columns: list[str], path: tuple[int, ...], runs: pt.Transformer
+    stage: pt.Transformer,
+    columns: list[str],
+    path: tuple[int, ...],
+    runs: pt.Transformer,
+    documents: int | None,
 ) -> list[Step]:
     steps: list[Step] = []
     if isinstance(stage, Compose):
         for number, (inner, trimmed) in enumerate(zip(stage, stage.trimmed(), strict=True)):
-            steps.extend(_explain(inner, columns, (*path, number), trimmed))
+            steps.extend(_explain(inner, columns, (*path, number), trimmed, documents))
             columns = _outputs(inner, columns)
+            documents = _at_most(trimmed, documents)
         return steps
     operator = isinstance(stage, _Nary)
     resources = stage.resources() if isinstance(stage, Transformer) and not operator else []
+    notes = [f"runs as {runs!r}: later stages read no deeper"] if runs != stage else []
+    if isinstance(runs, Transformer) and (cost := runs.cost(documents)):
+        notes.append(cost)
     steps.append(
         Step(
             ".".join(map(str, path)) or ("pipeline" if operator else "0"),
-            type(stage).__name__ if operator else repr(stage),
+            stage.label if isinstance(stage, _Nary) else repr(stage),
             tuple(columns),
             tuple(_outputs(stage, columns)),
             tuple(map(str, resources)),
-            f"runs as {runs!r}: later stages read no deeper" if runs != stage else "",
+            "; ".join(notes),
         )
     )
     for number, inner in enumerate(stage.stages if operator else ()):
-        steps.extend(_explain(inner, columns, (*path, number), inner))
+        steps.extend(_explain(inner, columns, (*path, number), inner, documents))
     return steps
 
 

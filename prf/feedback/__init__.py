@@ -13,6 +13,7 @@ from prf.feedback.encoder import EncoderPrf
 from prf.feedback.sparse import SparseAverage, SparseRocchio
 from prf.feedback.terms import RM3, BM25Prf, RocchioTerms
 from prf.feedback.terrier import KL, Bo1, TerrierRM3
+from prf.feedback.text import ConcatenateText, TextFeedbackReranker
 from prf.feedback.vector import AveragePrf, Rocchio
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "AveragePrf",
     "BM25Prf",
     "Bo1",
+    "ConcatenateText",
     "Docs",
     "EncoderPrf",
     "Feedback",
@@ -33,5 +35,6 @@ __all__ = [
     "Terms",
     "TerrierRM3",
     "TextFeedback",
+    "TextFeedbackReranker",
     "VectorFeedback",
 ]

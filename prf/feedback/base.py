@@ -106,6 +106,9 @@ class Feedback(Transformer, abstract=True):
     def depth(self) -> int | None:
         return None if self.last_docs else self.fb_docs
 
+    def at_most(self, documents: int | None) -> None:
+        return None  # queries, without documents
+
     def outputs(self, columns: Sequence[str]) -> list[str]:
         missing = [name for name in self.needs if name not in columns]
         if missing:
