@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         SpecError,
     )
     from prf.evaluation import evaluate
+    from prf.exchange import export_pyserini
+    from prf.faiss_index import build_faiss
     from prf.feedback import (
         KL,
         RM3,
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
         Transformer,
         Union,
     )
+    from prf.prebuilt import download
     from prf.retrieve import BM25, DenseRetriever, Impact, Text, Vectors
     from prf.sparse import EncodedQueries, Splade, UniCoil, build_sparse
     from prf.spec import dumps, explain, load, loads
@@ -79,6 +82,8 @@ _HOME = {
         "SpecError",
     ],
     "evaluation": ["evaluate"],
+    "exchange": ["export_pyserini"],
+    "faiss_index": ["build_faiss"],
     "feedback": [
         "BM25Prf",
         "Bo1",
@@ -108,6 +113,7 @@ _HOME = {
         "Transformer",
         "Union",
     ],
+    "prebuilt": ["download"],
     "retrieve": ["BM25", "DenseRetriever", "Impact", "Text", "Vectors"],
     "sparse": ["EncodedQueries", "Splade", "UniCoil", "build_sparse"],
     "batch": ["search"],

