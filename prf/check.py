@@ -178,7 +178,6 @@ def check_index(path: str | os.PathLike[str]) -> Finding:
         IndexStateError: If it is missing, incomplete, or its checksums differ.
     """
     from prf import index, lucene
-
     from prf.foreign import foreign_files
     from prf.prebuilt import local_path
 

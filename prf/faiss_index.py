@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -344,7 +343,7 @@ def gpus_of(faiss: Any, device: str) -> tuple[int, int | None]:
     if not hasattr(faiss, "StandardGpuResources"):
         raise MissingDependency(
             f"device {device!r}: the installed FAISS is without GPU code; "
-            'run: pip uninstall faiss-cpu, then pip install "prf-ir[gpu]"; or use device \'cpu\''
+            "run: pip uninstall faiss-cpu, then pip install \"prf-ir[gpu]\"; or use device 'cpu'"
         )
     gpus = int(faiss.get_num_gpus())
     chosen = None if match[1] == "all" else int(match[1] or 0)
@@ -380,5 +379,3 @@ def _parameters(faiss: Any, made: Any, nprobe: int, ef_search: int, name: str) -
         outer.kept = parameters
         return outer
     return parameters
-
-

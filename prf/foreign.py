@@ -40,7 +40,8 @@ class Decoded:
         """Returns the vectors of these rows; (d,) for one."""
         at = np.arange(len(self))[rows]
         if at.ndim == 0:
-            return self[at.reshape(1)][0]
+            one: FloatArray = self[at.reshape(1)][0]
+            return one
         if not len(at):
             return np.zeros((0, self.shape[1]), dtype=np.float32)
         out: FloatArray = self._index.reconstruct_batch(np.ascontiguousarray(at, dtype=np.int64))
@@ -205,7 +206,9 @@ def _flex(folder: Path) -> Foreign:
             f"{folder}: pt_meta.json is not that of a FlexIndex: {shorten(str(error))}"
         ) from error
     if known != ("dense_index", "flex") or rows < 1 or dim < 1:
-        raise IndexStateError(f"{folder}: pt_meta.json says {shorten(meta)}; no FlexIndex, or empty")
+        raise IndexStateError(
+            f"{folder}: pt_meta.json says {shorten(meta)}; no FlexIndex, or empty"
+        )
     size, needed = os.path.getsize(folder / "vecs.f4"), 4 * rows * dim
     if size != needed:
         raise IndexStateError(

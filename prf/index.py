@@ -77,7 +77,9 @@ def _stamps(folder: Path, files: Iterable[Path]) -> tuple[tuple[int, int], ...]:
         states = [file.stat() for file in files]
     except OSError as error:
         name = Path(str(error.filename)).name
-        raise IndexStateError(f"index {folder}: {name} is missing; copy the folder again") from error
+        raise IndexStateError(
+            f"index {folder}: {name} is missing; copy the folder again"
+        ) from error
     return tuple((state.st_mtime_ns, state.st_size) for state in states)
 
 
@@ -105,7 +107,9 @@ def verify(path: str | os.PathLike[str]) -> None:
         try:
             found = sha256_of(index.path / name)
         except FileNotFoundError as error:
-            raise IndexStateError(f"index {index.path}: {name} is missing; build it again") from error
+            raise IndexStateError(
+                f"index {index.path}: {name} is missing; build it again"
+            ) from error
         if recorded != found:
             raise IndexStateError(
                 f"index {index.path}: {name} has sha256 {found}, meta.json says {recorded}; "
@@ -227,8 +231,9 @@ class VectorIndex:
     @property
     def table(self) -> FloatArray:
         """The vectors, to be cut and indexed by rows, without the notice of `get`."""
-        vectors: Any = self.vectors
-        return vectors if isinstance(vectors, Decoded) else np.asarray(vectors)
+        table: Any = self.vectors if isinstance(self.vectors, Decoded) else np.asarray(self.vectors)
+        found: FloatArray = table  # `Decoded` answers all that is asked of it
+        return found
 
     @property
     def lossy(self) -> bool:

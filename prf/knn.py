@@ -139,6 +139,8 @@ def in_order(
 
 def parallel(function: Callable[[range], Result], number: int, threads: int) -> list[Result]:
     """Returns the function's value for contiguous parts of range(number), in their order."""
+    if number == 0:
+        return []
     with _workers(threads or _cores()) as workers:
         return workers.split(function, range(number))
 

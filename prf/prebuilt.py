@@ -127,7 +127,7 @@ def names() -> Mapping[str, Prebuilt]:
 
 def _of_table(file: Path) -> dict[str, Prebuilt]:
     """Reads the entries that are written out; importing the file would start Java."""
-    found = {}
+    found: dict[str, Prebuilt] = {}
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if not isinstance(node, ast.Dict):
             continue
@@ -149,7 +149,11 @@ def _of_jar() -> dict[str, Prebuilt]:
     with zipfile.ZipFile(jar) as archive:
         for member in archive.namelist():
             kind = member.removeprefix("prebuilt-indexes/")
-            if kind != member and kind.endswith(".json") and ("inverted" in kind or "impact" in kind):
+            if (
+                kind != member
+                and kind.endswith(".json")
+                and ("inverted" in kind or "impact" in kind)
+            ):
                 for entry in json.loads(archive.read(member)):
                     _take(found, str(entry.get("name")), entry, _size(entry))
     return found
@@ -213,7 +217,9 @@ def _fetch(wanted: Prebuilt, archive: Path, progress: bool) -> None:
     troubles = []
     for url in wanted.urls:
         try:
-            with tqdm(total=wanted.size or None, unit="B", unit_scale=True, disable=not progress) as b:
+            with tqdm(
+                total=wanted.size or None, unit="B", unit_scale=True, disable=not progress
+            ) as b:
                 found, expected = _copy(url, archive, b.update)
         except (urllib.error.URLError, OSError, HTTPException, ValueError) as error:
             troubles.append(f"{url}: {error}")

@@ -238,9 +238,7 @@ class DenseRetriever(Retriever):
         if not self.faiss or k >= self.k:
             return super().cut(k)
         # A narrower search could find other documents, so that stays as wide as it was.
-        return (
-            replace(self, k=k, candidates=max(self.k, self.candidates)) if self.rescore else self
-        )
+        return replace(self, k=k, candidates=max(self.k, self.candidates)) if self.rescore else self
 
     def check_after(self, earlier: Sequence[pt.Transformer]) -> None:
         encoders = [stage for stage in earlier if "query_vec" in getattr(stage, "gives", ())]
