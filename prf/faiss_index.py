@@ -200,8 +200,8 @@ def search_faiss(
         rescore: Whether scores are the exact inner products with the stored vectors, rounded to
             float32, or FAISS's own.
         nprobe: Lists to look into (IVF); 0 for what the file says.
-        ef_search: Width of the search (HNSW); 0 for what the file says. FAISS never takes less than
-            the number of candidates.
+        ef_search: Width of the search (HNSW); 0 for as wide as hits are asked of FAISS. Its own 16
+            stops long before it has found a thousand.
         threads: 0 for all cores. Changes nothing but the time.
         device: ``cpu``; ``cuda`` or ``cuda:N`` for the whole index on one GPU; ``cuda:all`` for
             float16 shards on all of them.
@@ -215,10 +215,10 @@ def search_faiss(
     entry = faiss_entry(index, name)
     faiss = require("faiss", "cpu", f"FAISS index {name!r}")
     made = _opened(faiss, index, entry, device)
-    parameters = _parameters(faiss, made, nprobe, ef_search, name)
+    depth = min(max(k, candidates) if rescore else k, len(index))
+    parameters = _parameters(faiss, made, nprobe, ef_search, depth, name)
     if index.similarity == "cosine":
         queries = unit(queries)
-    depth = min(max(k, candidates) if rescore else k, len(index))
 
     def find(part: range) -> list[tuple[FloatArray, Any]]:
         before = faiss.omp_get_max_threads()
@@ -354,10 +354,8 @@ def gpus_of(faiss: Any, device: str) -> tuple[int, int | None]:
     return gpus, chosen
 
 
-def _parameters(faiss: Any, made: Any, nprobe: int, ef_search: int, name: str) -> Any:
+def _parameters(faiss: Any, made: Any, nprobe: int, ef_search: int, depth: int, name: str) -> Any:
     """Returns what FAISS calls search parameters, or None to leave all as the file says."""
-    if not nprobe and not ef_search:
-        return None
     top = faiss.downcast_index(made)
     inner = faiss.downcast_index(top.index) if isinstance(top, faiss.IndexPreTransform) else top
     lists, graph = hasattr(inner, "nprobe"), hasattr(inner, "hnsw")
@@ -367,13 +365,15 @@ def _parameters(faiss: Any, made: Any, nprobe: int, ef_search: int, name: str) -
         raise SpecError(f"FAISS index {name!r} has no lists, so nprobe means nothing; leave it out")
     if ef_search and not (graph or in_lists):
         raise SpecError(f"FAISS index {name!r} has no graph, so ef_search means nothing; drop it")
+    if not graph and not nprobe and not ef_search:
+        return None
     if lists:
         parameters = faiss.SearchParametersIVF(nprobe=nprobe or inner.nprobe)
         if ef_search:
             parameters.quantizer_params = faiss.SearchParametersHNSW(efSearch=ef_search)
             parameters.kept = parameters.quantizer_params
     else:
-        parameters = faiss.SearchParametersHNSW(efSearch=ef_search)
+        parameters = faiss.SearchParametersHNSW(efSearch=ef_search or depth)
     if inner is not top:
         outer = faiss.SearchParametersPreTransform(index_params=parameters)
         outer.kept = parameters

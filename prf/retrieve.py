@@ -202,8 +202,8 @@ class DenseRetriever(Retriever):
         candidates: How many of FAISS's hits are scored exactly; never fewer than ``k``.
         rescore: Whether they are.
         nprobe: Lists to look into, for IVF types; 0 for what the FAISS index was built with.
-        ef_search: Width of the search, for HNSW types; 0 for what it was built with, and never
-            less than the candidates.
+        ef_search: Width of the search, for HNSW types; 0 for as wide as FAISS is asked for hits
+            (FAISS's and Pyserini's own width is 16).
         device: Where FAISS searches: ``cpu``; ``cuda`` or ``cuda:N``, the whole index on one GPU;
             ``cuda:all``, in float16 shards on all. A GPU may find other candidates than the CPU.
     """
@@ -223,7 +223,8 @@ class DenseRetriever(Retriever):
     needs = ("qid", "query", "query_vec")
 
     def resources(self) -> list[Resource]:
-        return [_index("dense index", self.index)]
+        approximate = [Resource("approximate FAISS index", self.faiss)] if self.faiss else []
+        return [_index("dense index", self.index), *approximate]
 
     def check(self) -> None:
         if not self.faiss:

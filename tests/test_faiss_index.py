@@ -70,11 +70,11 @@ def test_all_candidates_rescored_are_the_exact_search(index, factory) -> None:
     exact = DenseRetriever(index, k=100)(asked())
     more = {"nprobe": 20} if factory.startswith("IVF") else {}
     found = DenseRetriever(index, k=100, faiss=factory, candidates=DOCS, **more)(asked())
-    if factory.startswith("HNSW"):  # such a graph of inner products does not reach every document
+    if factory.startswith("HNSW"):  # no link may lead to a document, of equal ones least of all
         score = exact.set_index(["qid", "docno"])["score"]
         mine = found.set_index(["qid", "docno"])["score"]
         both = score.index.intersection(mine.index)
-        assert len(both) > 0.5 * len(score)
+        assert len(both) > 0.95 * len(score)
         assert (score[both] == mine[both]).all()
         return
     same(found, exact)
@@ -176,6 +176,14 @@ def test_impossible_types_are_named(small, factory, message) -> None:
         build_faiss(small, factory)
     assert sorted(os.listdir(small)) == ["docid", "meta.json", "vectors.f32"]
     assert sorted(os.listdir(small.parent)) == ["small"]
+
+
+def test_explain_says_approximate(index) -> None:
+    """P6"""
+    assert [str(r) for r in DenseRetriever(index, faiss="SQ8").resources()] == [
+        f"dense index {index}",
+        "approximate FAISS index SQ8",
+    ]
 
 
 def test_wrong_use_is_told(index, small) -> None:
@@ -424,7 +432,7 @@ def test_pyserini_opens_what_is_written_and_finds_the_same(index, tmp_path) -> N
     graph = pyserini().ask(
         "faiss_search", index=str(tmp_path / "hnsw"), queries=str(tmp_path / "q.npy"), k=50
     )
-    stage = DenseRetriever(str(tmp_path / "hnsw"), k=50, faiss="index", candidates=50)
+    stage = DenseRetriever(str(tmp_path / "hnsw"), 50, faiss="index", candidates=50, ef_search=16)
     ours = stage(asked())
     assert [sorted(docnos) for docnos, _ in graph] == [
         sorted(ours[ours["qid"] == f"q{i}"]["docno"]) for i in range(len(QUERIES))
