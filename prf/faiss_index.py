@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from prf.dense_build import building, sync_file, write_json
 from prf.errors import (
     IndexStateError,
     MissingDependency,
+    PrfWarning,
     SpecError,
     did_you_mean,
     require,
@@ -31,6 +33,7 @@ from prf.knn import in_order, parallel, rescored, unit
 
 _ADD_ROWS = 65_536  # rows handed to FAISS at a time
 _TRAIN_ROWS = 65_536  # what FAISS uses at most to train codes of 8 bits
+_ENOUGH = 39  # training vectors for each centroid, as FAISS advises
 _TRAIN_PER_LIST = 64  # and what it needs at least, and some, for each list of an IVF index
 
 
@@ -67,6 +70,9 @@ def build_faiss(
             (too few of them, or dimensions that the parts do not divide); quotes FAISS.
         IndexStateError: If the index is not one of ours, or holds one of this name already.
         MissingDependency: Without FAISS.
+
+    Warns:
+        PrfWarning: If there are fewer vectors to train on than FAISS advises.
     """
     faiss = require("faiss", "cpu", "build_faiss")
     index = open_index(path)
@@ -126,12 +132,16 @@ def _made(
     faiss.omp_set_num_threads(threads or os.cpu_count() or 1)
     try:
         made = faiss.index_factory(index.dim, factory, faiss.METRIC_INNER_PRODUCT)
-        nlist, parameters = _prepare(faiss, made, seed, width)
+        nlist, centroids, parameters = _prepare(faiss, made, seed, width)
+        kept = _quiet_rotations(faiss, made, seed)  # until it is trained
         rows = 0
         if not made.is_trained:
             rows = min(len(index), train or max(_TRAIN_ROWS, _TRAIN_PER_LIST * nlist))
             chosen = np.random.default_rng(seed).choice(len(index), rows, replace=False)
+            _tell_of_few(index, factory, rows, centroids)
             made.train(np.ascontiguousarray(index.vectors[np.sort(chosen)], dtype=np.float32))
+        for rotation, _ in kept:
+            rotation.pq = None
         for start in range(0, len(index), _ADD_ROWS):
             block = index.vectors[start : start + _ADD_ROWS]
             made.add(np.ascontiguousarray(block, dtype=np.float32))
@@ -153,18 +163,20 @@ def _made(
     return made, entry
 
 
-def _prepare(faiss: Any, made: Any, seed: int, width: int) -> tuple[int, dict[str, int]]:
-    """Sets seeds and defaults of a new index; returns its number of lists and what was set."""
-    nlist, parameters = 0, {}
+def _prepare(faiss: Any, made: Any, seed: int, width: int) -> tuple[int, int, dict[str, int]]:
+    """Sets seeds and defaults of a new index; returns its lists, most centroids, and settings."""
+    nlist, centroids, parameters = 0, 0, {}
     for part in parts(faiss, made):
         if hasattr(part, "do_polysemous_training"):
             # It only renumbers codes, for a way of search that is not used here, and takes hours.
             part.do_polysemous_training = False
         if hasattr(part, "pq"):
-            part.pq.cp.seed = seed
+            _set_clustering(part.pq.cp, seed)
+            centroids = max(centroids, int(part.pq.ksub))
         if hasattr(part, "nlist") and hasattr(part, "nprobe"):
-            part.cp.seed = seed
+            _set_clustering(part.cp, seed)
             nlist = part.nlist
+            centroids = max(centroids, nlist)
             # FAISS looks into one list; one in sixteen is a start that finds nearly all.
             part.nprobe = parameters["nprobe"] = max(1, -(-nlist // 16))
         if hasattr(part, "hnsw"):
@@ -173,7 +185,38 @@ def _prepare(faiss: Any, made: Any, seed: int, width: int) -> tuple[int, dict[st
             parameters["efConstruction"] = part.hnsw.efConstruction
     if width and "efConstruction" not in parameters:
         raise SpecError("build_faiss: ef_construction is for HNSW types only; leave it out")
-    return nlist, parameters
+    return nlist, centroids, parameters
+
+
+def _set_clustering(clustering: Any, seed: int) -> None:
+    clustering.seed = seed
+    clustering.min_points_per_centroid = 1  # FAISS would print what `_tell_of_few` says
+
+
+def _quiet_rotations(faiss: Any, made: Any, seed: int) -> list[tuple[Any, Any]]:
+    """Gives the rotations of OPQ quantizers to train with, seeded; returns both."""
+    top = faiss.downcast_index(made)
+    if not isinstance(top, faiss.IndexPreTransform):
+        return []
+    kept = []
+    for place in range(top.chain.size()):
+        rotation = faiss.downcast_VectorTransform(top.chain.at(place))
+        if isinstance(rotation, faiss.OPQMatrix):
+            quantizer = faiss.ProductQuantizer(rotation.d_out, rotation.M, 8)
+            _set_clustering(quantizer.cp, seed)
+            rotation.pq = quantizer
+            kept.append((rotation, quantizer))
+    return kept
+
+
+def _tell_of_few(index: VectorIndex, factory: str, rows: int, centroids: int) -> None:
+    if rows < _ENOUGH * centroids:
+        warnings.warn(
+            f"FAISS index {factory!r} of {index.path}: {rows:,} vectors to train {centroids:,} "
+            f"centroids; FAISS advises {_ENOUGH * centroids:,} or more, so take fewer centroids",
+            PrfWarning,
+            stacklevel=4,
+        )
 
 
 def search_faiss(

@@ -131,6 +131,14 @@ def test_more_lists_find_more(index) -> None:
     assert recall(nprobe=20) == 1
 
 
+def test_few_vectors_to_train_on_are_told_and_nothing_is_printed(small, capfd) -> None:
+    for factory in ("IVF20,Flat", "OPQ8,PQ8"):
+        with pytest.warns(PrfWarning, match=r"300 vectors to train (20|256) centroids"):
+            build_faiss(small, factory)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.filterwarnings("ignore:FAISS index")  # few vectors, on purpose
 def test_same_arguments_give_the_same_file(small) -> None:
     for factory in ("HNSW8", "IVF5,Flat", "PQ8x4"):
         first = build_faiss(small, factory, name="one", force=True)["sha256"]
@@ -139,6 +147,7 @@ def test_same_arguments_give_the_same_file(small) -> None:
     assert other != build_faiss(small, "IVF5,Flat", name="one", force=True)["sha256"]
 
 
+@pytest.mark.filterwarnings("ignore:FAISS index")
 def test_meta_says_how_it_was_built(small) -> None:
     build_faiss(small, "IVF16,Flat", train=200, seed=3)
     entry = json.loads((small / "meta.json").read_text())["faiss"]["IVF16,Flat"]
@@ -161,6 +170,7 @@ def test_meta_says_how_it_was_built(small) -> None:
     assert len(open_index(small)) == 300  # exact search goes on
 
 
+@pytest.mark.filterwarnings("ignore:FAISS index")
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
