@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         SpecError,
     )
     from prf.evaluation import evaluate
+    from prf.exchange import export_pyserini
+    from prf.faiss_index import build_faiss
     from prf.feedback import (
         KL,
         RM3,
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         Transformer,
         Union,
     )
+    from prf.prebuilt import download
     from prf.rerank import CrossEncoder, DenseRescorer, MonoT5
     from prf.retrieve import BM25, DenseRetriever, Impact, RunFile, Text, Vectors
     from prf.sparse import EncodedQueries, Splade, UniCoil
@@ -87,6 +90,8 @@ _HOME = {
         "SpecError",
     ],
     "evaluation": ["evaluate"],
+    "exchange": ["export_pyserini"],
+    "faiss_index": ["build_faiss"],
     "feedback": [
         "BM25Prf",
         "Bo1",
@@ -122,6 +127,7 @@ _HOME = {
         "Transformer",
         "Union",
     ],
+    "prebuilt": ["download"],
     "rerank": ["CrossEncoder", "DenseRescorer", "MonoT5"],
     "retrieve": ["BM25", "DenseRetriever", "Impact", "RunFile", "Text", "Vectors"],
     "sparse": ["EncodedQueries", "Splade", "UniCoil"],

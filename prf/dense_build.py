@@ -439,7 +439,7 @@ class _Writer:
     def _note(self) -> None:
         """Replaces progress.json by the present state."""
         state = {"format": FORMAT, "plan": self.plan, "dim": self.dim, "rows": self.rows}
-        _write_json(self.place / "progress.json", {**state, "shards": self.points}, indent=None)
+        write_json(self.place / "progress.json", {**state, "shards": self.points}, indent=None)
 
     def end(self, where: str) -> None:
         """Notes that there are no more documents.
@@ -477,7 +477,7 @@ class _Writer:
                 for name, size in sizes.items()
             },
         }
-        _write_json(self.folder / "meta.json", meta, indent=2)
+        write_json(self.folder / "meta.json", meta, indent=2)
         _refuse_existing(path, force)  # somebody may have put something there meanwhile
         if path.exists():
             shutil.rmtree(self.place / "old", ignore_errors=True)
@@ -565,7 +565,7 @@ def _versions() -> dict[str, str]:
     return {"prf-ir": own, "numpy": np.__version__, "python": platform.python_version()}
 
 
-def _write_json(path: Path, data: Mapping[str, Any], indent: int | None) -> None:
+def write_json(path: Path, data: Mapping[str, Any], indent: int | None) -> None:
     """Replaces a JSON file in one step, and not before its content is on disk."""
     new = path.with_name(f"{path.name}.new")
     with open(new, "w", encoding="utf-8", newline="\n") as out:
@@ -585,6 +585,26 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sync_file(path: Path) -> None:
+    """Returns when the content of a file is on disk."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def building(path: Path) -> Iterator[None]:
+    """Keeps other builds away from an index while something is added to it."""
+    place = building_folder(path)
+    was = place.exists()
+    lock = _lock(place)
+    try:
+        yield
+    finally:
+        if not was:
+            _remove(place)
+        lock.close()
 
 
 @contextmanager

@@ -6,7 +6,10 @@ A dense index is a folder that any tool can read:
     docid         one docno per line, UTF-8, in row order (name and form as in Pyserini)
     texts.bin     optional: the texts one after another, UTF-8
     texts.idx     optional: int64 offsets into texts.bin, one more than there are documents
+    faiss-*.index optional: FAISS indexes of the vectors (`prf.faiss_index`)
     meta.json     what it is, and sizes and checksums; written last
+
+Folders of Pyserini (FAISS) and pyterrier_dr (FlexIndex) open as well (`prf.foreign`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -23,11 +27,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from prf.errors import FrameError, IndexStateError, shorten
+from prf.errors import FrameError, IndexStateError, PrfWarning, SpecError, shorten
+from prf.foreign import Decoded, Foreign, foreign_files, read_foreign
 from prf.frames import FloatArray, Hits, IntArray, ObjectArray
 from prf.knn import BLOCK_BYTES, Backend, exact_scores, top_k, unit
+from prf.prebuilt import local_path
 
 Similarity = Literal["dot", "cosine"]
+"""What an index is built for. A foreign one may also be of FAISS's L2, which is not searched."""
 
 FORMAT = 1
 COPY_ROWS = 8192
@@ -37,13 +44,20 @@ COPY_ROWS = 8192
 def open_index(path: str | os.PathLike[str]) -> VectorIndex:
     """Opens a dense index; the same folder gives the same object until it is rebuilt.
 
-    Nothing large is read: vectors are memory-mapped, docnos are read when first needed.
+    Nothing large is read: vectors are memory-mapped, docnos are read when first needed. Only those
+    of a coded FAISS index of Pyserini's (PQ, SQ, ...) are decoded as they are needed.
+
+    Args:
+        path: Our folder, one of Pyserini's (``index``, ``docid``) or pyterrier_dr's (FlexIndex), or
+            ``pyserini:NAME`` for a prebuilt one that was downloaded.
 
     Raises:
         IndexStateError: If it is missing, half built, of an unknown format, or if a file does not
             have the size that meta.json says.
     """
-    folder = Path(path)
+    folder = local_path(path)
+    if not (folder / "meta.json").exists() and (files := foreign_files(folder)):
+        return _open_foreign(str(folder.resolve()), _stamps(folder, files))
     try:
         stamp = (folder / "meta.json").stat().st_mtime_ns
     except OSError as error:
@@ -58,17 +72,44 @@ def _open(path: str, stamp: int) -> VectorIndex:
     return VectorIndex(Path(path), _read_meta(Path(path)))
 
 
+def _stamps(folder: Path, files: Iterable[Path]) -> tuple[tuple[int, int], ...]:
+    try:
+        states = [file.stat() for file in files]
+    except OSError as error:
+        name = Path(str(error.filename)).name
+        raise IndexStateError(
+            f"index {folder}: {name} is missing; copy the folder again"
+        ) from error
+    return tuple((state.st_mtime_ns, state.st_size) for state in states)
+
+
+@lru_cache(maxsize=16)
+def _open_foreign(path: str, stamps: tuple[tuple[int, int], ...]) -> VectorIndex:
+    found = read_foreign(Path(path))
+    return VectorIndex(Path(path), found.meta, found)
+
+
 def verify(path: str | os.PathLike[str]) -> None:
-    """Recomputes the checksums of all files of an index.
+    """Recomputes the checksums of all files of an index; one of another library is only read.
 
     Raises:
         IndexStateError: Naming the first file that differs or has no recorded checksum.
     """
     index = open_index(path)
+    if index.meta.get("form"):
+        index.rows(index.docnos[:1])  # docnos as many as vectors, and none twice
+        _ = index.max_norm
+        return
     files = index.meta.get("files", {})
-    for name in file_names(index.has_text):
-        recorded = files.get(name, {}).get("sha256")
-        found = sha256_of(index.path / name)
+    checksums = {name: files.get(name, {}).get("sha256") for name in file_names(index.has_text)}
+    checksums |= {e.get("file"): e.get("sha256") for e in index.meta.get("faiss", {}).values()}
+    for name, recorded in checksums.items():
+        try:
+            found = sha256_of(index.path / name)
+        except FileNotFoundError as error:
+            raise IndexStateError(
+                f"index {index.path}: {name} is missing; build it again"
+            ) from error
         if recorded != found:
             raise IndexStateError(
                 f"index {index.path}: {name} has sha256 {found}, meta.json says {recorded}; "
@@ -150,14 +191,20 @@ class VectorIndex:
     Attributes:
         path: Its folder.
         meta: What meta.json says.
-        vectors: (n, d) float32, memory-mapped.
+        vectors: (n, d) float32, memory-mapped; or what decodes them, by rows.
     """
 
-    def __init__(self, path: Path, meta: dict[str, Any]) -> None:
+    def __init__(self, path: Path, meta: dict[str, Any], foreign: Foreign | None = None) -> None:
         self.path = path
         self.meta = meta
-        self.vectors: FloatArray = np.memmap(
-            path / "vectors.f32", dtype="<f4", mode="r", shape=(meta["documents"], meta["dim"])
+        self._foreign = foreign
+        self._told = False
+        self.vectors: FloatArray | Decoded = (
+            np.memmap(
+                path / "vectors.f32", dtype="<f4", mode="r", shape=(meta["documents"], meta["dim"])
+            )
+            if foreign is None
+            else foreign.vectors
         )
 
     def __repr__(self) -> str:
@@ -182,6 +229,18 @@ class VectorIndex:
         return "cosine" if self.meta["similarity"] == "cosine" else "dot"
 
     @property
+    def table(self) -> FloatArray:
+        """The vectors, to be cut and indexed by rows, without the notice of `get`."""
+        table: Any = self.vectors if isinstance(self.vectors, Decoded) else np.asarray(self.vectors)
+        found: FloatArray = table  # `Decoded` answers all that is asked of it
+        return found
+
+    @property
+    def lossy(self) -> bool:
+        """Whether vectors are decoded from codes (PQ, SQ, ...), so not quite the encoder's."""
+        return bool(self.meta.get("lossy"))
+
+    @property
     def has_text(self) -> bool:
         """Whether the index stores the texts."""
         return "texts.bin" in self.meta.get("files", {})
@@ -193,9 +252,12 @@ class VectorIndex:
         Raises:
             IndexStateError: If their number is not that of the vectors.
         """
-        lines = (self.path / "docid").read_bytes().decode("utf-8").split("\n")
-        if lines[-1] == "":
-            lines.pop()
+        if self._foreign is not None:
+            lines = self._foreign.docnos()
+        else:
+            lines = (self.path / "docid").read_bytes().decode("utf-8").split("\n")
+            if lines[-1] == "":
+                lines.pop()
         if len(lines) != len(self):
             raise IndexStateError(
                 f"index {self.path}: docid has {len(lines):,} lines for {len(self):,} vectors; "
@@ -275,8 +337,20 @@ class VectorIndex:
 
         Raises:
             IndexStateError: Naming the first docno that the index does not hold.
+
+        Warns:
+            PrfWarning: Once, if they are decoded from a lossy FAISS type.
         """
-        return np.asarray(np.asarray(self.vectors)[self.rows(docnos)], dtype=np.float32)
+        if self.lossy and not self._told:
+            self._told = True
+            warnings.warn(
+                f"index {self.path} stores coded vectors: those given back are decoded and not "
+                "quite the encoder's; feedback from them differs a little from feedback from a "
+                "flat index",
+                PrfWarning,
+                stacklevel=2,
+            )
+        return np.asarray(self.table[self.rows(docnos)], dtype=np.float32)
 
     def texts(self, docnos: Iterable[str]) -> list[str]:
         """Returns the documents' texts.
@@ -322,11 +396,11 @@ class VectorIndex:
             FrameError: If a query holds NaN or infinity, or is so long that scores overflow.
             SpecError: For k below 1 or an unknown back end.
         """
-        queries = self._checked(queries)
+        queries = self.checked(queries)
         if self.similarity == "cosine":
             queries = unit(queries)
         return top_k(
-            np.asarray(self.vectors),
+            self.table,
             queries,
             k,
             self.names,
@@ -348,13 +422,25 @@ class VectorIndex:
                 have another number of dimensions than the index.
             FrameError: If a query holds NaN or infinity, or is so long that scores overflow.
         """
-        queries = self._checked(queries)
+        queries = self.checked(queries)
         if self.similarity == "cosine":
             queries = unit(queries)
         rows = [self.rows(names) for names in docnos]
-        return exact_scores(np.asarray(self.vectors), queries, rows, max_norm=self.max_norm)
+        return exact_scores(self.table, queries, rows, max_norm=self.max_norm)
 
-    def _checked(self, queries: FloatArray) -> FloatArray:
+    def checked(self, queries: FloatArray) -> FloatArray:
+        """Returns queries that fit this index: (n, d) float32, finite, C-contiguous.
+
+        Raises:
+            IndexStateError: If they have another number of dimensions.
+            FrameError: If they are no table, or one holds NaN or infinity.
+            SpecError: If the index is of L2 distances, which are no scores.
+        """
+        if self.meta["similarity"] == "l2":
+            raise SpecError(
+                f"index {self.path} is of FAISS's L2 distance, and only inner products are "
+                "searched here; build a dense index from its vectors"
+            )
         if len(queries) == 0:
             return np.zeros((0, self.dim), dtype=np.float32)
         with np.errstate(over="ignore"):  # becomes an infinity, which is reported below

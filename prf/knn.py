@@ -76,10 +76,7 @@ def top_k(
         SpecError: For k below 1, threads below 0 or an unknown back end.
         FrameError: If scores of a query may overflow float32.
     """
-    if k < 1:
-        raise SpecError(f"search: k is {k}; it must be at least 1")
-    if threads < 0:
-        raise SpecError(f"search: threads is {threads}; give 0 for all cores, or their number")
+    _check(k, threads)
     if backend not in ("numpy", "faiss"):
         raise SpecError(f"search: backend is {backend!r}; one of 'numpy', 'faiss'")
     knn = require("faiss", "cpu", "backend='faiss'") if backend == "faiss" else None
@@ -95,6 +92,67 @@ def top_k(
                 else:
                     _propose_faiss(knn, group, start, start + rows, workers)
             parts.extend(workers.split(group.finish, range(len(group.queries))))
+    return _joined(parts)
+
+
+def rescored(
+    vectors: FloatArray,
+    queries: FloatArray,
+    ids: Sequence[IntArray],
+    k: int,
+    docnos: Callable[[IntArray], ObjectArray],
+    max_norm: float,
+    threads: int = 0,
+) -> Hits:
+    """Returns the k best of given rows of each query, scored and ordered as `top_k` does.
+
+    Args:
+        vectors: As `top_k` takes them.
+        queries: (m, d) float32, finite.
+        ids: The rows to score for each query; each row once, there may be none.
+        k: How many to return, at least 1.
+        docnos: The docnos of given rows; asked for tied documents only.
+        max_norm: At least the largest Euclidean length of a row of ``vectors``.
+        threads: 0 for all cores.
+    """
+    _check(k, threads)
+    done = []
+    for first in range(0, len(queries), _GROUP):
+        part = slice(first, first + _GROUP)
+        group = _Group(vectors, queries[part], k, docnos, max_norm, first)
+        group.ids = list(ids[part])
+        done.extend(parallel(group.finish, len(group.ids), threads))
+    return _joined(done)
+
+
+def in_order(
+    scores: Sequence[FloatArray],
+    ids: Sequence[IntArray],
+    k: int,
+    docnos: Callable[[IntArray], ObjectArray],
+) -> Hits:
+    """Returns the k best of given rows by given scores, ties by docno."""
+    _check(k, 0)
+    keys = [_keys(s + np.float32(0), i) for s, i in zip(scores, ids, strict=True)]
+    return _ordered(keys, k, docnos) if keys else _joined([])
+
+
+def parallel(function: Callable[[range], Result], number: int, threads: int) -> list[Result]:
+    """Returns the function's value for contiguous parts of range(number), in their order."""
+    if number == 0:
+        return []
+    with _workers(threads or _cores()) as workers:
+        return workers.split(function, range(number))
+
+
+def _check(k: int, threads: int) -> None:
+    if k < 1:
+        raise SpecError(f"search: k is {k}; it must be at least 1")
+    if threads < 0:
+        raise SpecError(f"search: threads is {threads}; give 0 for all cores, or their number")
+
+
+def _joined(parts: Sequence[Hits]) -> Hits:
     sizes = [np.diff(part.ptr) for part in parts]
     return Hits(
         np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64),
@@ -222,7 +280,8 @@ def _propose(group: _Group, queries: Sequence[int], start: int, stop: int, run: 
 
 def _propose_faiss(faiss: Any, group: _Group, start: int, stop: int, run: _Workers) -> None:
     """Offers the rows from start to stop to all queries; FAISS finds the best of them."""
-    block = group.vectors[start:stop]
+    # The vectors of a FAISS file lie off the four-byte grid, which C++ must not see.
+    block = np.require(group.vectors[start:stop], np.float32, ["C", "A"])
     depth = min(len(block), group.k + 64)
     before = faiss.omp_get_max_threads()  # a setting of this thread only
     faiss.omp_set_num_threads(run.threads)
@@ -315,11 +374,14 @@ def _ordered(keys: list[IntArray], k: int, docnos: Callable[[IntArray], ObjectAr
     sizes = np.array([len(part) for part in keys], dtype=np.int64)
     ends = np.cumsum(sizes)
     joined = np.concatenate(keys)
+    if not len(joined):
+        return Hits(np.zeros(len(keys) + 1, np.int64), joined, np.zeros(0, np.float32))
     ids = joined & 0xFFFFFFFF
     ascending = ~(joined >> 32).astype(np.int32)
     scores = (ascending ^ ((ascending >> 31) & 0x7FFFFFFF)).view(np.float32)
     opens = np.append(True, ascending[1:] != ascending[:-1])
-    opens[ends[:-1]] = True
+    starts = ends[:-1]
+    opens[starts[starts < len(opens)]] = True  # the last ones may be empty
     if not opens.all():
         # Only ties need the docnos, so text is read, compared and sorted for them alone.
         tied = np.flatnonzero(~opens | ~np.append(opens[1:], True))

@@ -39,6 +39,7 @@ from prf.lucene_build import (
     leftovers,
     read_meta,
 )
+from prf.prebuilt import local_path
 
 _QUERIES_PER_THREAD = 64
 _ANSWER_BYTES = 1 << 28
@@ -76,11 +77,14 @@ class Statistics(NamedTuple):
 def open_index(path: str | os.PathLike[str]) -> LuceneIndex:
     """Opens an index folder, ours or Anserini's; the same unchanged folder gives the same object.
 
+    Args:
+        path: The folder, or ``pyserini:NAME`` for a prebuilt one that was downloaded.
+
     Raises:
         IndexStateError: If there is no index, it is half built, or this Lucene cannot read it.
         MissingDependency: Without a usable Java.
     """
-    folder = Path(os.path.realpath(path))
+    folder = Path(os.path.realpath(local_path(path)))
     if not folder.is_dir():
         if leftovers(folder):
             raise IndexStateError(f"index {folder} is half built; run `prf index` again")

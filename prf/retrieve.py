@@ -15,6 +15,7 @@ import pandas as pd
 import pyterrier as pt
 
 from prf.errors import FileFormatError, FrameError, IndexStateError, SpecError
+from prf.faiss_index import search_faiss
 from prf.feedback.base import Feedback, query_terms
 from prf.frames import (
     Hits,
@@ -32,6 +33,7 @@ from prf.frames import (
 from prf.index import open_index as open_vectors
 from prf.lucene import open_index as open_lucene
 from prf.pipeline import Count, Depth, Resource, Transformer, notice
+from prf.prebuilt import PREFIX, prebuilt
 from prf.trec import IR_DATASETS, read_docs, read_run
 
 
@@ -64,6 +66,11 @@ class Retriever(Transformer, abstract=True):
     def search(self, queries: pd.DataFrame) -> tuple[Hits, ObjectArray]:
         """Returns the hits of every query and the docno of every row of the index."""
         raise NotImplementedError
+
+
+def _index(kind: str, name: str) -> Resource:
+    """Returns an index as a resource, a prebuilt one with the folder it has in the cache."""
+    return Resource(kind, name, str(prebuilt(name).folder) if name.startswith(PREFIX) else name)
 
 
 def result_frame(queries: pd.DataFrame, hits: Hits, docnos: ObjectArray) -> pd.DataFrame:
@@ -118,7 +125,7 @@ class BM25(Retriever):
             raise SpecError(f"BM25 needs k1 >= 0 and 0 <= b <= 1, not k1={self.k1}, b={self.b}")
 
     def resources(self) -> list[Resource]:
-        return [Resource("Lucene index", self.index, self.index)]
+        return [_index("Lucene index", self.index)]
 
     def search(self, queries: pd.DataFrame) -> tuple[Hits, ObjectArray]:
         index = open_lucene(self.index)
@@ -154,7 +161,7 @@ class Impact(Retriever):
     needs = ("qid", "query", "query_toks")
 
     def resources(self) -> list[Resource]:
-        return [Resource("impact index", self.index, self.index)]
+        return [_index("impact index", self.index)]
 
     def search(self, queries: pd.DataFrame) -> tuple[Hits, ObjectArray]:
         index = open_lucene(self.index)
@@ -175,7 +182,7 @@ def _notice_empty(
 
 @dataclass(frozen=True, repr=False)
 class DenseRetriever(Retriever):
-    """Exact nearest neighbours in a dense index.
+    """Nearest neighbours in a dense index: exact, or those that a FAISS index in it finds.
 
     Needs: qid, query, query_vec
     Gives: qid, query, query_vec, docno, score, rank
@@ -183,12 +190,28 @@ class DenseRetriever(Retriever):
     ``score`` is the inner product (of unit vectors in a cosine index), rounded once to float32, so
     that it depends neither on batch, threads and ``k`` nor on the back end. Larger is better.
 
+    With ``faiss`` the search is approximate: FAISS proposes ``candidates`` documents a query, and
+    these get the very same exact scores from the stored vectors. What is found is right in score
+    and order, but documents may be missing; a query may have fewer than ``k``. As long as ``k`` is
+    at most ``candidates``, the first of a long list are the short list. With ``rescore=False``
+    FAISS's own scores are given as they are, which for coded types (PQ, SQ) are approximate too.
+
     Args:
-        index: Folder of a dense index (``prf index``).
+        index: Folder of a dense index (``prf index``, Pyserini's, or a FlexIndex), or
+            ``pyserini:NAME``.
         k: How many documents per query.
-        backend: Who computes the candidates; results are the same.
+        backend: Who computes the candidates of the exact search; results are the same.
         threads: Searching threads; 0 for all cores. Does not change results.
         force_encoder: Accept query vectors of another encoder than the index was built with.
+        faiss: Name or factory string of a FAISS index built in the folder (``prf index --faiss``);
+            ``index`` in a folder of Pyserini's. Empty: exact search.
+        candidates: How many of FAISS's hits are scored exactly; never fewer than ``k``.
+        rescore: Whether they are.
+        nprobe: Lists to look into, for IVF types; 0 for what the FAISS index was built with.
+        ef_search: Width of the search, for HNSW types; 0 for as wide as FAISS is asked for hits
+            (FAISS's and Pyserini's own width is 16).
+        device: Where FAISS searches: ``cpu``; ``cuda`` or ``cuda:N``, the whole index on one GPU;
+            ``cuda:all``, in float16 shards on all. A GPU may find other candidates than the CPU.
     """
 
     index: str
@@ -196,11 +219,33 @@ class DenseRetriever(Retriever):
     backend: Literal["numpy", "faiss"] = "numpy"
     threads: Depth = 0
     force_encoder: bool = False
+    faiss: str = ""
+    candidates: Count = 1000
+    rescore: bool = True
+    nprobe: Depth = 0
+    ef_search: Depth = 0
+    device: str = "cpu"
 
     needs = ("qid", "query", "query_vec")
 
     def resources(self) -> list[Resource]:
-        return [Resource("dense index", self.index, self.index)]
+        approximate = [Resource("approximate FAISS index", self.faiss)] if self.faiss else []
+        return [_index("dense index", self.index), *approximate]
+
+    def check(self) -> None:
+        if not self.faiss:
+            for name in ("candidates", "rescore", "nprobe", "ef_search", "device"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise SpecError(
+                        f"{self!r}: {name} is for a FAISS index; name it with faiss=..., "
+                        f"or leave {name} out"
+                    )
+
+    def cut(self, k: int) -> Self:
+        if not self.faiss or k >= self.k:
+            return super().cut(k)
+        # A narrower search could find other documents, so that stays as wide as it was.
+        return replace(self, k=k, candidates=max(self.k, self.candidates)) if self.rescore else self
 
     def check_after(self, earlier: Sequence[pt.Transformer]) -> None:
         if not self.force_encoder:
@@ -211,7 +256,21 @@ class DenseRetriever(Retriever):
         vectors = stack(queries["query_vec"], repr(self), queries["qid"])
         if len(vectors) == 0:
             vectors = np.zeros((0, index.dim), dtype=np.float32)
-        hits = index.search(vectors, self.k, threads=self.threads, backend=self.backend)
+        if not self.faiss:
+            hits = index.search(vectors, self.k, threads=self.threads, backend=self.backend)
+            return hits, index.docnos
+        hits = search_faiss(
+            index,
+            self.faiss,
+            vectors,
+            self.k,
+            candidates=self.candidates,
+            rescore=self.rescore,
+            nprobe=self.nprobe,
+            ef_search=self.ef_search,
+            threads=self.threads,
+            device=self.device,
+        )
         return hits, index.docnos
 
 
@@ -326,11 +385,13 @@ class Vectors(Loader):
     Needs: qid, docno
     Gives: qid, docno, doc_vec
 
-    ``doc_vec`` is (d,) float32 as stored (unit length in a cosine index). The documents may come
-    from any ranker; a docno the index does not hold is an error.
+    ``doc_vec`` is (d,) float32 as stored (unit length in a cosine index), whatever FAISS index was
+    searched. The documents may come from any ranker; a docno the index does not hold is an error.
+    Only a folder of Pyserini's that stores nothing but codes (PQ, SQ) gives decoded vectors, which
+    differ from the encoder's; that is told once.
 
     Args:
-        index: Folder of a dense index.
+        index: Folder of a dense index, as for `DenseRetriever`.
     """
 
     index: str
@@ -338,7 +399,7 @@ class Vectors(Loader):
     gives = ("doc_vec",)
 
     def resources(self) -> list[Resource]:
-        return [Resource("dense index", self.index, self.index)]
+        return [_index("dense index", self.index)]
 
     def load(self, docnos: ObjectArray) -> Sequence[object]:
         return list(open_vectors(self.index).get(list(docnos)))
@@ -354,8 +415,8 @@ class Text(Loader):
     A docno the source does not hold is an error that names both.
 
     Args:
-        source: A Lucene index, a dense index built with texts, a document file (read whole, once),
-            or ``ir_datasets:NAME``.
+        source: A Lucene index (also ``pyserini:NAME``), a dense index built with texts, a document
+            file (read whole, once), or ``ir_datasets:NAME``.
     """
 
     source: str
@@ -365,20 +426,26 @@ class Text(Loader):
     def resources(self) -> list[Resource]:
         if self.source.startswith(IR_DATASETS):
             return [Resource("texts of", self.source)]
-        return [Resource("texts of", self.source, self.source)]
+        return [_index("texts of", self.source)]
 
     def load(self, docnos: ObjectArray) -> Sequence[object]:
         names = list(docnos)
         if not self.source.startswith(IR_DATASETS) and os.path.isdir(self.source):
             if os.path.exists(os.path.join(self.source, "meta.json")):
                 return open_vectors(self.source).texts(names)
-            lucene = open_lucene(self.source)
-            return lucene.texts(lucene.docids(names))
+            return _lucene_texts(self.source, names)
+        if self.source.startswith(PREFIX):
+            return _lucene_texts(self.source, names)
         store = _texts(self.source, _stamp(self.source))
         missing = next((name for name in names if name not in store), None)
         if missing is not None:
             raise FrameError(f"{self!r}: '{self.source}' holds no docno {missing!r}")
         return [store[name] for name in names]
+
+
+def _lucene_texts(source: str, docnos: list[str]) -> Sequence[object]:
+    lucene = open_lucene(source)
+    return lucene.texts(lucene.docids(docnos))
 
 
 def _stamp(source: str) -> int:

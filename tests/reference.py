@@ -452,6 +452,28 @@ def _dense_seconds(index: str, queries: str, threads: int) -> float:
     return time.perf_counter() - start
 
 
+def _faiss_search(index: str, queries: str, k: int) -> list[Any]:
+    """Returns docnos and scores of each query's first k, one search a query."""
+    searcher, vectors = _faiss(index, queries)
+    found = [searcher.search(vector[None], k=k) for vector in vectors]
+    return [([hit.docid for hit in hits], [float(hit.score) for hit in hits]) for hits in found]
+
+
+def _flex(index: str, vectors: str, docnos: list[str], queries: str, k: int) -> list[Any]:
+    """Builds a FlexIndex, and returns what its exhaustive search finds."""
+    import pandas as pd
+    from pyterrier_dr import FlexIndex
+
+    flex = FlexIndex(index, verbose=False)
+    table = np.load(vectors)
+    flex.index({"docno": d, "doc_vec": v} for d, v in zip(docnos, table, strict=True))
+    asked = [{"qid": str(i), "query_vec": v} for i, v in enumerate(np.load(queries))]
+    found = flex.np_retriever(num_results=k)(pd.DataFrame(asked))
+    groups = dict(list(found.groupby("qid")))
+    ranked = [groups[row["qid"]].sort_values("score", ascending=False) for row in asked]
+    return [(one["docno"].tolist(), one["score"].astype(float).tolist()) for one in ranked]
+
+
 def _serve() -> None:
     # Java and Pyserini write to stdout as they please, so the answers go out by another door.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
@@ -467,6 +489,8 @@ def _serve() -> None:
             "dense_seconds": _dense_seconds,
             "weights": _weights,
             "impact_seconds": _impact_seconds,
+            "faiss_search": _faiss_search,
+            "flex": _flex,
         }
         for line in sys.stdin:
             request = json.loads(line)
