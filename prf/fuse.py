@@ -150,7 +150,7 @@ class Fuse(_Combine, abstract=True):
         return head(keys.assign(score=fused), self.k)[["qid", "docno", "score"]]
 
     def cut(self, k: int) -> Self:
-        return self if k >= self.k else replace(self, k=k)
+        return self if k >= self.k else replace(self, k=k)  # type: ignore[call-arg]
 
     def at_most(self, documents: int | None) -> int | None:
         found = super().at_most(documents)

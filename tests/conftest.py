@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import sys
 from collections import Counter
@@ -106,14 +107,56 @@ class Material:
         return str(folder)
 
 
+    @cached_property
+    def cross_encoder(self) -> str:
+        """A pair classifier of BERT's architecture with one logit and random weights."""
+        folder = self.folder / "cross-encoder"
+        save_checkpoint(folder, "cross-encoder")
+        return str(folder)
+
+    @cached_property
+    def classifier(self) -> str:
+        """The same with two classes."""
+        folder = self.folder / "classifier"
+        save_checkpoint(folder, "classifier")
+        return str(folder)
+
+    @cached_property
+    def monot5(self) -> str:
+        """A T5 with random weights."""
+        folder = self.folder / "monot5"
+        save_t5(folder)
+        return str(folder)
+
+    @cached_property
+    def run(self) -> str:
+        """A run with odd identifiers; scores have more digits than float32 holds."""
+        path = self.folder / "odd.run.gz"
+        docnos = [docno for docno, _ in self.docs[:6]]
+        lines = (
+            f"{qid} Q0 {docno} {rank} {7 - rank // 2 + 1e-9} x\n"
+            for qid in ("NA", "007", "30_1", "1e3", "ü漢")
+            for rank, docno in enumerate(docnos, 1)
+        )
+        with gzip.open(path, "wt", encoding="utf-8") as file:
+            file.writelines(lines)
+        return str(path)
+
+
 WORDS = "cat dog fish oil the of and information retrieval hypertension a b c d e f ##s ##al na ##n"
 
 
 def save_checkpoint(folder: Path, kind: str) -> None:
-    """Writes a tiny BERT with a masked-language head, or with uniCOIL's weight for each token."""
+    """Writes a tiny BERT: a masked language model, uniCOIL, or a classifier of 1 or 2 classes."""
     import torch
     from safetensors.torch import save_file
-    from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizerFast
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        BertForSequenceClassification,
+        BertModel,
+        BertTokenizerFast,
+    )
 
     folder.mkdir(parents=True)
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]
@@ -132,12 +175,40 @@ def save_checkpoint(folder: Path, kind: str) -> None:
         if kind == "splade":
             BertForMaskedLM(config).save_pretrained(folder)
             return
+        if kind in ("classifier", "cross-encoder"):
+            config.num_labels = 2 if kind == "classifier" else 1
+            BertForSequenceClassification(config).save_pretrained(folder)
+            return
         bert, head = BertModel(config), torch.nn.Linear(16, 1)
         torch.nn.init.normal_(head.weight)
     state = {f"bert.{name}": value for name, value in bert.state_dict().items()}
     state |= {f"tok_proj.{name}": value for name, value in head.state_dict().items()}
     config.save_pretrained(folder)
     save_file(state, str(folder / "model.safetensors"))
+
+
+def save_t5(folder: Path) -> None:
+    """Writes a tiny T5 whose tokenizer knows the words of monoT5's prompt."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration, T5TokenizerFast
+
+    words = ["Query:", "Document:", "Relevant:", "true", "false", *WORDS.split()]
+    pieces = ["<pad>", "</s>", "<unk>", "▁", *(f"▁{word}" for word in words), *"abcdefghilnorst:"]
+    vocabulary = [(piece, -float(len(piece) == 1)) for piece in dict.fromkeys(pieces)]
+    T5TokenizerFast(vocab=vocabulary, extra_ids=0).save_pretrained(folder)
+    config = T5Config(
+        vocab_size=len(vocabulary),
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_heads=2,
+        decoder_start_token_id=0,
+        initializer_factor=3.0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        T5ForConditionalGeneration(config).save_pretrained(folder)
 
 
 @pytest.fixture(scope="session")

@@ -13,12 +13,24 @@ from functools import cache
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import Material
+from conftest import LONG_DOC, Material
 from weighted_average import WeightedAverage
 
 from prf.encode import QueryEncoder, QueryVectors
-from prf.feedback import KL, RM3, AveragePrf, BM25Prf, Bo1, Rocchio, RocchioTerms, TerrierRM3
+from prf.feedback import (
+    KL,
+    RM3,
+    AveragePrf,
+    BM25Prf,
+    Bo1,
+    ConcatenateText,
+    Rocchio,
+    RocchioTerms,
+    TerrierRM3,
+    TextFeedbackReranker,
+)
 from prf.frames import attach_queries, column, objects, ranked
+from prf.fuse import BordaFusion, CombMnz, CombSum, Interpolate, ReciprocalRankFusion
 from prf.pipeline import (
     REGISTRY,
     Compose,
@@ -31,7 +43,8 @@ from prf.pipeline import (
     Transformer,
     Union,
 )
-from prf.retrieve import BM25, DenseRetriever, Impact, Text, Vectors
+from prf.rerank import CrossEncoder, DenseRescorer, MonoT5
+from prf.retrieve import BM25, DenseRetriever, Impact, RunFile, Text, Vectors
 from prf.sparse import EncodedQueries, Splade, UniCoil
 
 QIDS = ["NA", "007", "with space", "30_1", "ü漢", "1e3"]
@@ -103,6 +116,25 @@ def _weighted(m: Material) -> pd.DataFrame:
     return _texts(m).assign(query_toks=column(objects(toks)))
 
 
+SIDES = (Scale(-2.0), Cutoff(5))
+
+
+def _texts_found(m: Material) -> pd.DataFrame:
+    frame = result_frame(m).drop(columns=["query_vec", "doc_vec"])
+    return ranked(frame[frame["docno"] != LONG_DOC[0]])  # its queries would be named as cut
+
+
+def _text_feedback(m: Material) -> Example:
+    stage = TextFeedbackReranker(CrossEncoder(m.cross_encoder), fb_docs=2)
+    return Example(stage, _texts_found(m), 1e-5)
+
+
+def _in_run(m: Material) -> pd.DataFrame:
+    """Returns the queries that a run can hold: a qid in it has no white space."""
+    frame = _texts(m)
+    return frame[frame["qid"] != "with space"].reset_index(drop=True)
+
+
 def _bare(m: Material) -> pd.DataFrame:
     return result_frame(m).drop(columns=["text", "doc_vec"])
 
@@ -111,26 +143,37 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "AveragePrf": lambda m: Example(AveragePrf(2), result_frame(m)),
     "BM25": lambda m: Example(BM25(m.lucene, k=5, threads=1), query_frame(m)),
     "BM25Prf": lambda m: Example(BM25Prf(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
+    "BordaFusion": lambda m: Example(BordaFusion(SIDES, (2.0, 0.5)), result_frame(m)),
     "Bo1": lambda m: Example(Bo1(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
+    "CombMnz": lambda m: Example(CombMnz(SIDES, (2.0, 0.5)), result_frame(m)),
+    "CombSum": lambda m: Example(CombSum(SIDES, (2.0, 0.5), "zscore"), result_frame(m)),
     "Compose": lambda m: Example(Compose((Scale(2.0), Cutoff(5))), result_frame(m)),
     "Concatenate": lambda m: Example(Concatenate((Cutoff(2), Scale(-1.0))), result_frame(m)),
+    "ConcatenateText": lambda m: Example(ConcatenateText(2, 20), _texts_found(m)),
+    "CrossEncoder": lambda m: Example(CrossEncoder(m.cross_encoder), _texts_found(m), 1e-5),
     "Cutoff": lambda m: Example(Cutoff(3), result_frame(m)),
+    "DenseRescorer": lambda m: Example(DenseRescorer(m.dense), result_frame(m)),
     "DenseRetriever": lambda m: Example(DenseRetriever(m.dense, k=5), query_frame(m)),
     "EncodedQueries": lambda m: Example(EncodedQueries(m.encoded_queries), _texts(m)),
     "Features": lambda m: Example(Features((Scale(2.0), Cutoff(2))), result_frame(m)),
     "Impact": lambda m: Example(Impact(m.impact, k=5, threads=1), _weighted(m)),
+    "Interpolate": lambda m: Example(Interpolate(SIDES, 0.3), result_frame(m)),
     "Intersection": lambda m: Example(Intersection((Scale(-2.0), Cutoff(5))), result_frame(m)),
     "KL": lambda m: Example(KL(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
+    "MonoT5": lambda m: Example(MonoT5(m.monot5), _texts_found(m), 1e-5),
     "QueryEncoder": _query_encoder,
     "QueryVectors": _query_vectors,
     "RM3": lambda m: Example(RM3(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
+    "ReciprocalRankFusion": lambda m: Example(ReciprocalRankFusion(SIDES, 5), result_frame(m)),
     "Rocchio": lambda m: Example(Rocchio(2, 0.4, 0.6, 0.1, 2), result_frame(m)),
     "RocchioTerms": lambda m: Example(RocchioTerms(m.lucene, fb_docs=3, gamma=0.15), _bare(m)),
+    "RunFile": lambda m: Example(RunFile(m.run, k=4), _in_run(m)),
     "Scale": lambda m: Example(Scale(-0.5), result_frame(m)),
     "Splade": lambda m: Example(Splade(m.splade), _texts(m)),
     "Sum": lambda m: Example(Sum((Scale(2.0), Cutoff(2))), result_frame(m)),
     "TerrierRM3": lambda m: Example(TerrierRM3(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
     "Text": lambda m: Example(Text(m.dense), _bare(m)),
+    "TextFeedbackReranker": _text_feedback,
     "UniCoil": lambda m: Example(UniCoil(m.unicoil), _texts(m)),
     "Union": lambda m: Example(Union((Scale(-1.0), Cutoff(2))), result_frame(m)),
     "Vectors": lambda m: Example(Vectors(m.dense), _bare(m)),
@@ -144,7 +187,10 @@ MARKS: dict[str, pytest.MarkDecorator] = {
     "RM3": pytest.mark.java,
     "TerrierRM3": pytest.mark.java,
     "RocchioTerms": pytest.mark.java,
+    "CrossEncoder": pytest.mark.models,
+    "MonoT5": pytest.mark.models,
     "QueryEncoder": pytest.mark.models,
+    "TextFeedbackReranker": pytest.mark.models,
     "Impact": pytest.mark.java,
     "Splade": pytest.mark.models,
     "UniCoil": pytest.mark.models,
@@ -160,6 +206,7 @@ NO_SOURCE = {
     "Intersection": "an operator",
     "QueryEncoder": "runs the model it is given",
     "QueryVectors": "reads a file",
+    "RunFile": "reads a file",
     "Scale": "an operator",
     "Sum": "an operator",
     "Text": "reads a source",
