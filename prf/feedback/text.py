@@ -242,8 +242,8 @@ class TextFeedbackReranker(Transformer):
         if documents is None:
             return f"scores {about}{texts} pairs for each document of a query, one for each text"
         return (
-            f"scores {about}{documents * texts:,} pairs for each query: {documents:,} documents "
-            f"with {texts} new texts"
+            f"scores {about or 'at most '}{documents * texts:,} pairs for each query: "
+            f"{documents:,} documents with {texts} new texts"
         )
 
     def run(self, frame: pd.DataFrame, queries: pd.DataFrame | None) -> pd.DataFrame:
