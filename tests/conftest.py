@@ -106,7 +106,6 @@ class Material:
         save_checkpoint(folder, "unicoil")
         return str(folder)
 
-
     @cached_property
     def cross_encoder(self) -> str:
         """A pair classifier of BERT's architecture with one logit and random weights."""
