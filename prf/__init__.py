@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from prf.batch import search
-    from prf.build import build_dense, build_lucene, build_vectors
+    from prf.build import build_dense, build_impact, build_lucene, build_vectors
     from prf.comparison import compare
     from prf.demo import collection
     from prf.encode import QueryEncoder, QueryVectors, load_encoder
@@ -36,10 +36,13 @@ if TYPE_CHECKING:
         Bo1,
         ConcatenateText,
         Docs,
+        EncoderPrf,
         Feedback,
         Query,
         Rocchio,
         RocchioTerms,
+        SparseAverage,
+        SparseRocchio,
         TermFeedback,
         Terms,
         TerrierRM3,
@@ -69,7 +72,7 @@ if TYPE_CHECKING:
     from prf.trec import read_docs, read_qrels, read_run, read_topics, write_run
 
 _HOME = {
-    "build": ["build_dense", "build_lucene", "build_vectors"],
+    "build": ["build_dense", "build_impact", "build_lucene", "build_vectors"],
     "comparison": ["compare"],
     "demo": ["collection"],
     "encode": ["QueryEncoder", "QueryVectors", "load_encoder"],
@@ -92,10 +95,13 @@ _HOME = {
         "RM3",
         "AveragePrf",
         "Docs",
+        "EncoderPrf",
         "Feedback",
         "Query",
         "Rocchio",
         "RocchioTerms",
+        "SparseAverage",
+        "SparseRocchio",
         "TermFeedback",
         "Terms",
         "TerrierRM3",

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from prf import dense_build, lucene_build
+from prf.checkpoints import weights_digest
 from prf.dense_build import OnEmpty
-from prf.encode import Encoder, load_encoder, weights_digest
+from prf.encode import load_encoder
+from prf.encoders import Encoder, Layouts, Precision
 from prf.errors import IndexStateError, PrfWarning
 from prf.frames import FloatArray, IntArray
 from prf.index import Similarity
 from prf.trec import PathLike, read_docs
+from prf.vectors_io import read_vectors_jsonl
 
 Documents = PathLike | Iterable[tuple[str, str]]
 """A document file, an ``ir_datasets:`` name, or (docno, text) pairs."""
@@ -79,6 +82,51 @@ def build_lucene(
     )
 
 
+def build_impact(
+    path: PathLike,
+    vectors: PathLike | Sequence[PathLike],
+    *,
+    on_empty: OnEmpty = "error",
+    force: bool = False,
+    progress: bool = False,
+    threads: int = 0,
+    source: str = "",
+) -> dict[str, Any]:
+    """Builds an impact index from weighted terms that are there already.
+
+    Pyserini's ``LuceneImpactSearcher`` opens the folder in place.
+
+    Args:
+        path: The folder to make.
+        vectors: JSON lines in Anserini's form, ``{"id": ..., "contents": ..., "vector": {term:
+            whole number}}``: a file, several files, or a folder of ``*.jsonl`` and ``*.jsonl.gz``.
+        on_empty: A document without a weight above 0: ``error``, ``skip`` it, or ``keep`` it.
+        force: Replace an index that is there.
+        progress: Show a bar on stderr.
+        threads: Java threads; 0 for all cores.
+        source: Where the documents come from, for the metadata; the name of ``vectors`` unless
+            given.
+
+    Returns:
+        The index's metadata.
+
+    Raises:
+        IndexStateError: If the folder exists.
+        FileFormatError: For a missing or malformed file, or a repeated docno.
+    """
+    _refuse_existing(path, force)
+    name = os.fspath(vectors) if isinstance(vectors, (str, os.PathLike)) else ""
+    return lucene_build.build_impact(
+        path,
+        read_vectors_jsonl(vectors),
+        on_empty=on_empty,
+        force=force,
+        progress=progress,
+        threads=threads,
+        source=source or name,
+    )
+
+
 class _Counted:
     """Encodes documents and counts those longer than the model takes."""
 
@@ -106,6 +154,9 @@ def build_dense(
     on_empty: OnEmpty = "error",
     batch_size: int = 32,
     device: str = "cpu",
+    layout: Layouts = "auto",
+    precision: Precision = "float32",
+    max_length: int = 0,
     force: bool = False,
     progress: bool = False,
     source: str = "",
@@ -115,12 +166,15 @@ def build_dense(
     Args:
         path: The folder to make.
         docs: What to index.
-        encoder: ``minilm``, a local folder, or a hub id of a sentence-transformers model.
+        encoder: ``minilm``, a local folder, or a hub id.
         fields: JSON fields to join instead of ``text``, for a ``.jsonl`` file.
         with_text: Store the texts too, for `Text`.
         on_empty: A document without text: ``error``, ``skip`` it, or ``keep`` it.
         batch_size: Texts per forward pass.
         device: ``cpu``, ``cuda``, ...
+        layout: What the encoder reads and how its output is pooled (see `QueryEncoder`).
+        precision: ``float32``, ``autocast`` or ``bfloat16`` (see `QueryEncoder`).
+        max_length: Tokens, special ones included, at which a document is cut; 0 for the layout's.
         force: Replace an index that is there.
         progress: Show a bar on stderr.
         source: Where the documents come from, for the metadata; the file's name unless given.
@@ -133,7 +187,9 @@ def build_dense(
     """
     _refuse_existing(path, force)
     pairs, name = _documents(docs, fields)
-    model = load_encoder(encoder, device)
+    model = load_encoder(
+        encoder, device, layout=layout, precision=precision, document_length=max_length
+    )
     description = {**model.description, "weights_sha256": weights_digest(encoder)}
     similarity: Similarity = "cosine" if description["similarity"] == "cosine" else "dot"
 
@@ -153,7 +209,7 @@ def build_dense(
     if encode.cut:
         warnings.warn(
             f"{encode.cut:,} of the {encode.encoded:,} documents encoded now are longer than the "
-            f"{model.max_length} tokens of '{encoder}' and were cut",
+            f"{model.max_length['document']} tokens of '{encoder}' and were cut",
             PrfWarning,
             stacklevel=2,
         )

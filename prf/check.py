@@ -182,6 +182,6 @@ def check_index(path: str | os.PathLike[str]) -> Finding:
     progress = folder.with_name(f"{folder.name}.building")  # of a dense index that is being built
     dense = (folder / "meta.json").exists() or progress.exists()
     (index if dense else lucene).verify(path)
-    n_docs = (index if dense else lucene).open_index(path).n_docs
-    kind = "dense" if dense else "Lucene"
-    return Finding(f"index {path}", "ok", f"{kind}, {n_docs:,} documents, checksums agree")
+    opened = index.open_index(path) if dense else lucene.open_index(path)
+    kind = "dense" if dense else "impact" if opened.meta.get("kind") == "impact" else "Lucene"
+    return Finding(f"index {path}", "ok", f"{kind}, {opened.n_docs:,} documents, checksums agree")

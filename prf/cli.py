@@ -128,6 +128,14 @@ def index(
         str | None,
         typer.Option(help="Dense index with this model: minilm, a folder, or a hub id."),
     ] = None,
+    sparse: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="The --encoder is unicoil or splade: impact index."),
+    ] = None,
+    impacts: Annotated[
+        Path | None,
+        typer.Option(help="Impact index of weighted terms: JSON lines, a file or a folder."),
+    ] = None,
     vectors: Annotated[
         Path | None, typer.Option(help="Dense index of the rows of this .npy file.")
     ] = None,
@@ -144,44 +152,89 @@ def index(
     ] = "error",
     similarity: Annotated[str, typer.Option(help="For --vectors: dot or cosine.")] = "dot",
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 32,
+    max_length: Annotated[
+        int, typer.Option(min=0, help="For --encoder: tokens of a document; 0 for the model's.")
+    ] = 0,
+    max_terms: Annotated[
+        int, typer.Option(min=0, help="For --sparse: heaviest terms kept of each; 0 for all.")
+    ] = 0,
+    expansions: Annotated[
+        Path | None, typer.Option(help="For --sparse unicoil: document file of text to add.")
+    ] = None,
     device: Annotated[str, typer.Option(help="For --encoder: cpu, cuda, cuda:1, ...")] = "cpu",
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="For --encoder: auto, sentence-transformers, ance, tct, cls, mean or mean-l2."
+        ),
+    ] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="For --encoder: float32, autocast or bfloat16.")
+    ] = "float32",
     force: Force = False,
     progress: Progress = None,
 ) -> None:
-    """Build an index: Lucene, or dense."""
-    from prf.build import build_dense, build_lucene, build_vectors
+    """Build an index: Lucene, dense, or impact."""
+    from prf.build import build_dense, build_impact, build_lucene, build_vectors
+    from prf.sparse_build import build_sparse
 
     if (vectors is None) != (ids is None):
         raise SpecError("--vectors and --ids belong together; give both or neither")
-    if vectors is None and docs is None:
-        raise SpecError("nothing to index: give --docs, or --vectors and --ids")
+    if vectors is None and docs is None and impacts is None:
+        raise SpecError("nothing to index: give --docs, --impacts, or --vectors and --ids")
+    if sparse is not None and encoder is None:
+        raise SpecError("--sparse says what kind of model --encoder is; give that too")
     own = {
         "--docs": (docs is not None, "docs"),
         "--field": (bool(field), "docs"),
-        "--on-empty": (on_empty != "error", "docs"),
-        "--with-text": (with_text, "dense"),
-        "--batch-size": (batch_size != 32, "dense"),
-        "--device": (device != "cpu", "dense"),
+        "--on-empty": (on_empty != "error", "empty"),
+        "--with-text": (with_text, "model"),
+        "--batch-size": (batch_size != 32, "model"),
+        "--device": (device != "cpu", "model"),
+        "--encoder": (encoder is not None, "encoder"),
+        "--sparse": (sparse is not None, "sparse"),
+        "--max-length": (max_length != 0, "model"),
+        "--max-terms": (max_terms != 0, "sparse"),
+        "--expansions": (expansions is not None, "sparse"),
+        "--layout": (layout != "auto", "dense"),
+        "--precision": (precision != "float32", "dense"),
         "--similarity": (similarity != "dot", "vectors"),
+        "--vectors": (vectors is not None, "vectors"),
     }
     build: Callable[..., dict[str, Any]]
     documents = {"fields": field or (), "on_empty": on_empty, "progress": _shows(progress)}
-    if vectors is not None:
-        _refuse(own, ("vectors",), "for an index from --vectors")
+    model = {
+        "with_text": with_text,
+        "batch_size": batch_size,
+        "device": device,
+        "max_length": max_length,
+    }
+    if impacts is not None:
+        _refuse(own, ("empty",), "for an index from --impacts")
+        build = partial(build_impact, path, impacts, on_empty=on_empty, progress=_shows(progress))  # type: ignore[arg-type]
+    elif vectors is not None:
+        _refuse(own, ("vectors", "encoder"), "for an index from --vectors")
         build = partial(build_vectors, path, vectors, ids, similarity=similarity, encoder=encoder)  # type: ignore[arg-type]
+    elif sparse is not None:
+        _refuse(own, ("docs", "empty", "model", "encoder", "sparse"), "with --sparse")
+        limits = {"max_terms": max_terms, "expansions": expansions}
+        build = partial(build_sparse, path, docs, encoder, sparse, **limits, **model, **documents)  # type: ignore[arg-type]
     elif encoder is not None:
-        _refuse(own, ("docs", "dense"), "with --encoder")
-        dense = {"with_text": with_text, "batch_size": batch_size, "device": device}
-        build = partial(build_dense, path, docs, encoder, **dense, **documents)  # type: ignore[arg-type]
+        _refuse(
+            own, ("docs", "empty", "model", "encoder", "dense"), "with --encoder, without --sparse"
+        )
+        how = {"layout": layout, "precision": precision}
+        build = partial(build_dense, path, docs, encoder, **how, **model, **documents)  # type: ignore[arg-type]
     else:
-        _refuse(own, ("docs",), "for a Lucene index; --encoder makes a dense one")
+        _refuse(own, ("docs", "empty"), "for a Lucene index; --encoder makes a dense one")
         build = partial(build_lucene, path, docs, **documents)  # type: ignore[arg-type]
     _report_index(build(force=force), path)
 
 
 def _report_index(meta: dict[str, Any], path: Path) -> None:
     kind = "Lucene" if meta["kind"] == "lucene" else meta["kind"]
-    empty = f", {meta['empty_documents']:,} without text" if meta["empty_documents"] else ""
+    what = "terms" if kind == "impact" else "text"
+    empty = f", {meta['empty_documents']:,} without {what}" if meta["empty_documents"] else ""
     _say(f"{kind} index '{path}': {_many(meta['documents'], 'document', 'documents')}{empty}")
 
 

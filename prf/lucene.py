@@ -309,7 +309,7 @@ class LuceneIndex:
         if not self.has_term_vectors:
             which = f" (for docno {shorten(self.docnos[rows[0]])})" if len(rows) else ""
             raise IndexStateError(
-                f"RM3 needs term vectors{which}; index {self.path} has none; "
+                f"term feedback needs term vectors{which}; index {self.path} has none; "
                 "rebuild it with `prf index`"
             )
         n = len(rows)

@@ -16,14 +16,13 @@ import pandas as pd
 import pyterrier as pt
 from tqdm import tqdm
 
-from prf.encode import model_path
+from prf.checkpoints import FOLDER, check_device, model_path, reading, refuse_missing
 from prf.errors import FrameError, IndexStateError, SpecError, require, shorten
 from prf.frames import ObjectArray, original_query, query_codes, ranked, stack
 from prf.index import open_index
 from prf.jvm import utf8
 from prf.pipeline import Count, Resource, Transformer, notice, shows_progress
 from prf.retrieve import check_encoder
-from prf.sparse_models import _library, _reading, _refuse_missing
 
 Scores = npt.NDArray[np.float64]
 QueryField = Literal["original", "current"]
@@ -265,18 +264,20 @@ def load_pair_model(model: str, kind: str, device: str = "cpu") -> PairModel:
 
 @lru_cache(maxsize=4)
 def _load(name: str, kind: str, device: str) -> PairModel:
-    transformers = _library(name, kind, device)
+    where = f"{kind} model '{name}'"
+    check_device(device, where)
+    transformers = require("transformers", "cpu", where)
     path = model_path(name)
     architecture, wrapper = {
         "cross-encoder": ("AutoModelForSequenceClassification", Classifier),
         "monoT5": ("AutoModelForSeq2SeqLM", Generator),
     }[kind]
-    with _reading(name, kind):
+    with reading(where, FOLDER):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         model, report = getattr(transformers, architecture).from_pretrained(
             path, use_safetensors=True, output_loading_info=True
         )
-    _refuse_missing(name, kind, sorted(report["missing_keys"]))
+    refuse_missing(where, sorted(report["missing_keys"]), f"a {kind} model")
     return wrapper(name, tokenizer, model.float().to(device).eval(), device)
 
 

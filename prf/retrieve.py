@@ -15,7 +15,7 @@ import pandas as pd
 import pyterrier as pt
 
 from prf.errors import FileFormatError, FrameError, IndexStateError, SpecError
-from prf.feedback.base import query_terms
+from prf.feedback.base import Feedback, query_terms
 from prf.frames import (
     Hits,
     ObjectArray,
@@ -221,13 +221,22 @@ def check_encoder(stage: Transformer, index: str, earlier: Sequence[pt.Transform
     Raises:
         IndexStateError: If both are known and differ, or for an index that cannot be opened.
     """
-    encoders = [other for other in earlier if "query_vec" in getattr(other, "gives", ())]
-    model = getattr(encoders[-1], "model", None) if encoders else None
-    built = (open_vectors(index).meta.get("encoder") or {}).get("model")
-    if model and built and model != built:
+    # A feedback encoder is another model than the index's by design, and trained for it.
+    encoders = [
+        other
+        for other in earlier
+        if "query_vec" in getattr(other, "gives", ()) and not isinstance(other, Feedback)
+    ]
+    built = open_vectors(index).meta.get("encoder") or {}
+    for name in ("model", "layout"):
+        given = getattr(encoders[-1], name, None) if encoders else None
+        theirs = built.get(name)
+        if not given or given == "auto" or not theirs or given == theirs:
+            continue
         raise IndexStateError(
-            f"{stage!r}: index '{index}' was built with encoder {built!r}, the queries come from "
-            f"{model!r}; use the same one, or force_encoder=True if they are equal"
+            f"{stage!r}: index '{index}' was built with encoder {built.get('model')!r}"
+            f"{'' if name == 'model' else f', layout {theirs!r}'}, the queries come from "
+            f"{given!r}; use the same one, or force_encoder=True if they are equal"
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from tqdm import tqdm
 
-from prf.encode import weights_digest
+from prf.checkpoints import weights_digest
 from prf.errors import FileFormatError, IndexStateError, PrfWarning, SpecError
 from prf.frames import IntArray
 from prf.lucene_build import OnEmpty, build_impact
@@ -153,7 +153,7 @@ def build_sparse(
     shards = _Shards(Path(f"{name}.vectors"), settings, encode, on_empty, source)
     with tqdm(desc="encode", unit=" docs", disable=not progress) as bar:
         files = shards.write(docs, _by_docno(expansions), shard_size, bar.update)
-    shards.report(encoder)
+    shards.report(max_length or model.limits["document"])
     return build_impact(
         path,
         read_vectors_jsonl(files),
@@ -218,12 +218,12 @@ class _Shards:
                 old.unlink()
         return files
 
-    def report(self, encoder: str) -> None:
+    def report(self, max_length: int) -> None:
         """Warns of documents that were cut."""
         if self.cut:
             warnings.warn(
                 f"{self.cut:,} of the {self.encoded:,} documents encoded now are longer than "
-                f"'{encoder}' takes and were cut",
+                f"{max_length} tokens and were cut",
                 PrfWarning,
                 stacklevel=3,
             )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -17,10 +16,19 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from prf.encode import Side, model_path, offline, quiet
-from prf.errors import IndexStateError, MissingDependency, SpecError, require
+from prf.checkpoints import (
+    FOLDER,
+    check_device,
+    fill,
+    model_path,
+    read_weights,
+    reading,
+    refuse_missing,
+)
+from prf.errors import IndexStateError, SpecError, require
 from prf.frames import IntArray, ObjectArray, objects
 from prf.jvm import utf8
+from prf.layouts import Side
 
 Kind = Literal["unicoil", "splade"]
 Rounding = Literal["round", "ceil"]
@@ -393,84 +401,32 @@ def load_splade(model: str, device: str = "cpu") -> SpladeModel:
 
 @lru_cache(maxsize=4)
 def _load_unicoil(name: str, device: str) -> UniCoilModel:
-    transformers = _library(name, "unicoil", device)
-    torch = require("torch", "cpu", f"unicoil model '{name}'")
+    where, kind = f"unicoil model '{name}'", "a unicoil model"
+    check_device(device, where)
+    torch, transformers = (require(lib, "cpu", where) for lib in ("torch", "transformers"))
     path = model_path(name)
-    with _reading(name, "unicoil"):
+    with reading(where, FOLDER):
         tokenizer = transformers.BertTokenizerFast.from_pretrained(path)
         config = transformers.BertConfig.from_pretrained(path)
-        file = transformers.utils.cached_file(path, "model.safetensors")
-        state = require("safetensors.torch", "cpu", "reading weights").load_file(file)
+        weights = read_weights(path)
     bert = transformers.BertModel(config, add_pooling_layer=False)
     projection = torch.nn.Linear(config.hidden_size, 1)
-    own = {key.removeprefix("bert."): t for key, t in state.items() if key.startswith("bert.")}
-    head = {
-        key.removeprefix("tok_proj."): t for key, t in state.items() if key.startswith("tok_proj.")
-    }
-    try:
-        missing = [
-            *(f"tok_proj.{key}" for key in projection.load_state_dict(head, False).missing_keys),
-            *(f"bert.{key}" for key in bert.load_state_dict(own, False).missing_keys),
-        ]
-    except RuntimeError as error:  # of another shape
-        raise IndexStateError(f"unicoil model '{name}' does not fit its config: {error}") from error
-    _refuse_missing(name, "unicoil", missing)
+    fill(where, projection, "tok_proj.", weights, kind)
+    fill(where, bert, "bert.", weights, kind)
     bert.float().to(device).eval()
     return UniCoilModel(name, tokenizer, bert, projection.float().to(device), device)
 
 
 @lru_cache(maxsize=4)
 def _load_splade(name: str, device: str) -> SpladeModel:
-    transformers = _library(name, "splade", device)
+    where = f"splade model '{name}'"
+    check_device(device, where)
+    transformers = require("transformers", "cpu", where)
     path = model_path(name)
-    with _reading(name, "splade"):
+    with reading(where, FOLDER):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         model, report = transformers.AutoModelForMaskedLM.from_pretrained(
             path, use_safetensors=True, output_loading_info=True
         )
-    _refuse_missing(name, "splade", sorted(report["missing_keys"]))
+    refuse_missing(where, sorted(report["missing_keys"]), "a splade model")
     return SpladeModel(name, tokenizer, model.float().to(device).eval(), device)
-
-
-def _library(name: str, kind: str, device: str) -> Any:
-    """Returns transformers, once the device is known to be there."""
-    torch = require("torch", "cpu", f"{kind} model '{name}'")
-    if device != "cpu" and not device.startswith(("cuda", "mps")):
-        raise SpecError(f"device {device!r}: write cpu, cuda, cuda:0, ... or mps")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise MissingDependency(
-            f"{kind} model '{name}': device '{device}' was asked for, but no GPU is visible; "
-            "use device 'cpu'"
-        )
-    return require("transformers", "cpu", f"{kind} model '{name}'")
-
-
-@contextmanager
-def _reading(name: str, kind: str) -> Iterator[None]:
-    """Keeps loading quiet and turns what goes wrong into one clear error."""
-    logging = require("transformers.utils.logging", "cpu", "loading a model")
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)  # missing weights are an error of ours, see below
-    try:
-        with quiet():
-            yield
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        forbidden = " (HF_HUB_OFFLINE is set, so nothing is downloaded)" if offline() else ""
-        cache = require("huggingface_hub.constants", "cpu", f"model '{name}'").HF_HUB_CACHE
-        raise IndexStateError(
-            f"{kind} model '{name}' is neither a local folder with config.json, model.safetensors "
-            f"and tokenizer nor in the cache '{cache}'{forbidden}; a checkpoint that has "
-            "pytorch_model.bin only is not read: save it again as safetensors. "
-            f"{str(error).splitlines()[0][:200]}"
-        ) from error
-    finally:
-        logging.set_verbosity(level)
-
-
-def _refuse_missing(name: str, kind: str, missing: Sequence[str]) -> None:
-    if missing:
-        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise IndexStateError(
-            f"{kind} model '{name}' lacks {len(missing)} of its weights: {shown}; "
-            f"is it a {kind} model?"
-        )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import tiny_models
 from hypothesis import HealthCheck, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach a model hub
@@ -107,6 +108,13 @@ class Material:
         return str(folder)
 
     @cached_property
+    def ance(self) -> str:
+        """A checkpoint of ANCE's architecture with random weights; its vectors are (8,)."""
+        folder = self.folder / "ance"
+        tiny_models.save_ance(folder, [text for _, text in self.docs], dim=8)
+        return str(folder)
+
+    @cached_property
     def cross_encoder(self) -> str:
         """A pair classifier of BERT's architecture with one logit and random weights."""
         folder = self.folder / "cross-encoder"
@@ -145,8 +153,18 @@ class Material:
 WORDS = "cat dog fish oil the of and information retrieval hypertension a b c d e f ##s ##al na ##n"
 
 
-def save_checkpoint(folder: Path, kind: str) -> None:
-    """Writes a tiny BERT: a masked language model, uniCOIL, or a classifier of 1 or 2 classes."""
+def save_checkpoint(
+    folder: Path,
+    kind: str,
+    tokenizer: Path | None = None,
+    layers: int = 2,
+    width: int = 16,
+    spread: float = 0.5,
+) -> None:
+    """Writes a tiny BERT: a masked language model, uniCOIL, or a classifier of 1 or 2 classes.
+
+    ``tokenizer`` is the folder of another model, whose vocabulary it takes.
+    """
     import torch
     from safetensors.torch import save_file
     from transformers import (
@@ -158,16 +176,20 @@ def save_checkpoint(folder: Path, kind: str) -> None:
     )
 
     folder.mkdir(parents=True)
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]
-    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
-    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    if tokenizer is None:
+        pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]
+        (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+        taken = BertTokenizerFast(vocab=str(folder / "vocab.txt"))
+    else:
+        taken = BertTokenizerFast.from_pretrained(tokenizer)
+    taken.save_pretrained(folder)
     config = BertConfig(
-        vocab_size=len(pieces),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        initializer_range=0.5,
+        vocab_size=len(taken),
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=max(2, width // 32),
+        intermediate_size=2 * width,
+        initializer_range=spread,
     )
     with torch.random.fork_rng():
         torch.manual_seed(7)
@@ -178,7 +200,7 @@ def save_checkpoint(folder: Path, kind: str) -> None:
             config.num_labels = 2 if kind == "classifier" else 1
             BertForSequenceClassification(config).save_pretrained(folder)
             return
-        bert, head = BertModel(config), torch.nn.Linear(16, 1)
+        bert, head = BertModel(config), torch.nn.Linear(width, 1)
         torch.nn.init.normal_(head.weight)
     state = {f"bert.{name}": value for name, value in bert.state_dict().items()}
     state |= {f"tok_proj.{name}": value for name, value in head.state_dict().items()}

@@ -24,8 +24,11 @@ from prf.feedback import (
     BM25Prf,
     Bo1,
     ConcatenateText,
+    EncoderPrf,
     Rocchio,
     RocchioTerms,
+    SparseAverage,
+    SparseRocchio,
     TerrierRM3,
     TextFeedbackReranker,
 )
@@ -139,6 +142,18 @@ def _bare(m: Material) -> pd.DataFrame:
     return result_frame(m).drop(columns=["text", "doc_vec"])
 
 
+def _sparse(m: Material) -> pd.DataFrame:
+    toks = dict(zip(QIDS, _weighted(m)["query_toks"], strict=True))
+    frame = _bare(m)
+    return frame.assign(query_toks=column(objects([toks[qid] for qid in frame["qid"]])))
+
+
+def _short(m: Material) -> pd.DataFrame:
+    """Returns results whose texts are short, so that nothing is cut."""
+    frame = result_frame(m)
+    return frame.assign(text=column(objects(text[:30] for text in frame["text"])))
+
+
 EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "AveragePrf": lambda m: Example(AveragePrf(2), result_frame(m)),
     "BM25": lambda m: Example(BM25(m.lucene, k=5, threads=1), query_frame(m)),
@@ -155,6 +170,9 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "DenseRescorer": lambda m: Example(DenseRescorer(m.dense), result_frame(m)),
     "DenseRetriever": lambda m: Example(DenseRetriever(m.dense, k=5), query_frame(m)),
     "EncodedQueries": lambda m: Example(EncodedQueries(m.encoded_queries), _texts(m)),
+    "EncoderPrf": lambda m: Example(
+        EncoderPrf(m.ance, fb_docs=2, max_length=64, query_length=16), _short(m), 1e-5
+    ),
     "Features": lambda m: Example(Features((Scale(2.0), Cutoff(2))), result_frame(m)),
     "Impact": lambda m: Example(Impact(m.impact, k=5, threads=1), _weighted(m)),
     "Interpolate": lambda m: Example(Interpolate(SIDES, 0.3), result_frame(m)),
@@ -169,6 +187,8 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "RocchioTerms": lambda m: Example(RocchioTerms(m.lucene, fb_docs=3, gamma=0.15), _bare(m)),
     "RunFile": lambda m: Example(RunFile(m.run, k=4), _in_run(m)),
     "Scale": lambda m: Example(Scale(-0.5), result_frame(m)),
+    "SparseAverage": lambda m: Example(SparseAverage(m.impact), _sparse(m)),
+    "SparseRocchio": lambda m: Example(SparseRocchio(m.impact, 2, 0.8, 0.4, 0.1, 2), _sparse(m)),
     "Splade": lambda m: Example(Splade(m.splade), _texts(m)),
     "Sum": lambda m: Example(Sum((Scale(2.0), Cutoff(2))), result_frame(m)),
     "TerrierRM3": lambda m: Example(TerrierRM3(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
@@ -187,11 +207,14 @@ MARKS: dict[str, pytest.MarkDecorator] = {
     "RM3": pytest.mark.java,
     "TerrierRM3": pytest.mark.java,
     "RocchioTerms": pytest.mark.java,
+    "EncoderPrf": pytest.mark.models,
     "CrossEncoder": pytest.mark.models,
     "MonoT5": pytest.mark.models,
     "QueryEncoder": pytest.mark.models,
     "TextFeedbackReranker": pytest.mark.models,
     "Impact": pytest.mark.java,
+    "SparseAverage": pytest.mark.java,
+    "SparseRocchio": pytest.mark.java,
     "Splade": pytest.mark.models,
     "UniCoil": pytest.mark.models,
 }

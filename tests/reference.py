@@ -187,6 +187,23 @@ class Pyserini:
         """Returns the expanded queries (from the first 10 documents, for negatives too)."""
         return dict(self.ask("terms", index=str(index), system=system, queries=queries))
 
+    def weights(
+        self, encoder: str, model: Path, texts: list[str], batch_size: int = 0, **settings: Any
+    ) -> tuple[list[dict[str, float]], float]:
+        """Returns term to weight of each text, and the seconds; ``encoder`` is a class name.
+
+        With a batch size of 0 the encoder is given one text at a time, as those of queries are.
+        """
+        found, seconds = self.ask(
+            "weights",
+            encoder=encoder,
+            model=str(model),
+            texts=texts,
+            batch_size=batch_size,
+            **settings,
+        )
+        return found, float(seconds)
+
     def vectors(
         self, method: str, arguments: dict[str, Any], query: np.ndarray[Any, Any], docs: Any
     ) -> np.ndarray[Any, Any]:
@@ -194,6 +211,20 @@ class Pyserini:
         value = self.ask(
             "vectors", method=method, arguments=arguments, query=query.tolist(), docs=docs.tolist()
         )
+        return np.array(value, dtype=np.float32)
+
+    def encode(
+        self, encoder: str, folder: str, texts: list[str], **arguments: Any
+    ) -> np.ndarray[Any, Any]:
+        """Returns what an encoder class gives for each text: (n, d) float32."""
+        value = self.ask("encode", encoder=encoder, folder=folder, texts=texts, arguments=arguments)
+        return np.array(value, dtype=np.float32)
+
+    def ance_prf(
+        self, folder: str, queries: list[str], passages: list[list[str]]
+    ) -> np.ndarray[Any, Any]:
+        """Returns ``DenseVectorAncePrf``'s vectors of queries with these feedback texts."""
+        value = self.ask("ance_prf", folder=folder, queries=queries, passages=passages)
         return np.array(value, dtype=np.float32)
 
 
@@ -277,6 +308,120 @@ def _vectors(method: str, arguments: dict[str, Any], query: Any, docs: Any) -> A
     return prf.get_batch_prf_q_emb(list(results), table, results).astype(np.float64).tolist()
 
 
+@cache
+def _sparse_encoder(name: str, model: str) -> Any:
+    import torch
+    from pyserini import encode
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)  # not every encoder does, and gradients would cost it time
+    # Its class never calls post_init, without which transformers 5 does not load it.
+    encode.UniCoilEncoder.all_tied_weights_keys = {}
+    return getattr(encode, name)(model, device="cpu")
+
+
+def _weights(
+    encoder: str,
+    model: str,
+    texts: list[str],
+    batch_size: int,
+    expands: list[str] | None = None,
+    **settings: Any,
+) -> Any:
+    """Returns the weighted terms of texts, and the seconds that took, the model loaded."""
+    loaded, out = _sparse_encoder(encoder, model), []
+    start = time.perf_counter()
+    for first in range(0, len(texts), max(batch_size, 1)):
+        part = texts[first : first + batch_size] if batch_size else texts[first]
+        if expands is not None:
+            settings["expands"] = expands[first : first + batch_size]
+        found = loaded.encode(part, **settings)
+        out.extend(found if batch_size else [found])
+    return out, time.perf_counter() - start
+
+
+@cache
+def _impact_searcher(index: str) -> Any:
+    from pyserini.search.lucene import LuceneImpactSearcher
+
+    class AsGiven:
+        """An encoder of queries that are weights already."""
+
+        def encode(self, query: Any, **_: Any) -> Any:
+            return query
+
+    return LuceneImpactSearcher(index, AsGiven())
+
+
+def _impact_seconds(index: str, queries: list[dict[str, int]], k: int) -> float:
+    searcher = _impact_searcher(index)
+    start = time.perf_counter()
+    for query in queries:
+        _ = [(hit.docid, hit.score) for hit in searcher.search(query, k)]
+    return time.perf_counter() - start
+
+
+@cache
+def _encoder(name: str, folder: str, arguments: str) -> Any:
+    import torch
+    from pyserini import encode
+    from pyserini.encode import _ance
+    from safetensors.torch import load_file
+
+    torch.set_num_threads(1)  # the models are tiny; threads would only wait for each other
+    # Releases of Pyserini before transformers 5 do not set this; without it nothing loads.
+    if not hasattr(_ance.AnceEncoder, "all_tied_weights_keys"):
+        _ance.AnceEncoder.all_tied_weights_keys = {}
+    model = getattr(encode, name)(folder, device="cpu", **json.loads(arguments))
+    if "Ance" in name:  # transformers 5 may leave the head as it was made up, so all is put in here
+        weights = load_file(Path(folder) / "model.safetensors")
+        report = model.model.load_state_dict(weights, strict=False)
+        assert all("pooler" in key for key in report.missing_keys), report
+        assert not report.unexpected_keys, report
+    model.model.eval()
+    return model
+
+
+def _encode(encoder: str, folder: str, texts: list[str], arguments: dict[str, Any]) -> Any:
+    import torch
+
+    model = _encoder(encoder, folder, json.dumps(arguments))
+    with torch.no_grad():
+        if "Document" in encoder:
+            parts = [model.encode(texts[at : at + 50]) for at in range(0, len(texts), 50)]
+            return np.concatenate(parts).astype(np.float64).tolist()
+        return [model.encode(text).astype(np.float64).tolist() for text in texts]
+
+
+class _Texts:
+    """Stands where Pyserini wants a Lucene searcher: gives the text of a docid."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self.texts = texts
+
+    def doc(self, docid: str) -> _Texts:
+        return _Texts({"contents": self.texts[docid]})
+
+    def raw(self) -> str:
+        return json.dumps(self.texts)
+
+
+def _ance_prf(folder: str, queries: list[str], passages: list[list[str]]) -> Any:
+    import torch
+    from pyserini.search.faiss import _prf
+
+    encoder = _encoder("AnceQueryEncoder", folder, "{}")
+    texts = {f"{q} {p}": text for q, own in enumerate(passages) for p, text in enumerate(own)}
+    found = {
+        str(q): [_prf.PrfDenseSearchResult(f"{q} {p}", 0.0, []) for p in range(len(own))]
+        for q, own in enumerate(passages)
+    }
+    method = _prf.DenseVectorAncePrf(encoder, _Texts(texts))
+    with torch.no_grad():
+        vectors = method.get_batch_prf_q_emb(queries, list(found), found)
+    return vectors.astype(np.float64).tolist()
+
+
 def _start_java() -> None:
     """Starts Java without that module if it has none; Pyserini takes a Java that runs."""
     if not _has_vector_module(Path(os.environ["JAVA_HOME"])):
@@ -317,7 +462,11 @@ def _serve() -> None:
             "seconds": _seconds,
             "terms": _terms,
             "vectors": _vectors,
+            "encode": _encode,
+            "ance_prf": _ance_prf,
             "dense_seconds": _dense_seconds,
+            "weights": _weights,
+            "impact_seconds": _impact_seconds,
         }
         for line in sys.stdin:
             request = json.loads(line)

@@ -159,7 +159,7 @@ def test_fb_docs_zero_is_identity(name: str, given: Example) -> None:
 def zero(stage: Transformer) -> dict[str, Any]:
     """fb_docs=0, and no negative side, which a stage may refuse to have alone."""
     negative = {"gamma": 0.0} if hasattr(stage, "gamma") else {}
-    last = {"neg_docs": 0} if isinstance(stage, prf.Rocchio) else {}
+    last = {"neg_docs": 0} if isinstance(stage, prf.Rocchio | prf.SparseRocchio) else {}
     return {"fb_docs": 0, **negative, **last}
 
 

@@ -512,7 +512,7 @@ def test_index_of_others_opens_without_prf_json(tmp_path: Path) -> None:
 def test_index_without_term_vectors_or_texts_says_so(tmp_path: Path) -> None:
     index = foreign(tmp_path / "index", vectors=False, raw=None)
     assert not index.has_term_vectors
-    with pytest.raises(IndexStateError, match=r"RM3 needs term vectors.*'a'.*rebuild it"):
+    with pytest.raises(IndexStateError, match=r"needs term vectors.*'a'.*rebuild it"):
         index.term_vectors([1])
     with pytest.raises(IndexStateError, match="stores no text for docno 'b', found nothing"):
         index.texts([0])

@@ -80,6 +80,17 @@ def test_exit_codes_are_those_of_the_errors() -> None:
     assert listed == known | {130}
 
 
+def test_every_stage_is_named() -> None:
+    from prf.pipeline import REGISTRY
+    from prf.spec import _register_all
+
+    _register_all()
+    shipped = {name for name, stage in REGISTRY.items() if stage.__module__.startswith("prf.")}
+    operators = {"Compose", "Cutoff", "Scale", "Sum", "Union", "Intersection", "Concatenate"}
+    named = set(re.findall(r"`(\w+)`", README))
+    assert shipped - operators - {"Features"} - named == set()
+
+
 def test_links_lead_to_files() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert [

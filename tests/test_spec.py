@@ -405,7 +405,7 @@ def test_every_position_of_explain_is_one_that_a_setting_takes(pipeline: Transfo
 
 # The pipelines that come with the package
 
-FILES = sorted((ROOT / "pipelines").glob("*.yaml"))
+FILES = sorted((ROOT / "pipelines").rglob("*.yaml"))
 
 
 def test_there_are_shipped_pipelines() -> None:

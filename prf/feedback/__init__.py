@@ -9,6 +9,8 @@ from prf.feedback.base import (
     TextFeedback,
     VectorFeedback,
 )
+from prf.feedback.encoder import EncoderPrf
+from prf.feedback.sparse import SparseAverage, SparseRocchio
 from prf.feedback.terms import RM3, BM25Prf, RocchioTerms
 from prf.feedback.terrier import KL, Bo1, TerrierRM3
 from prf.feedback.text import ConcatenateText, TextFeedbackReranker
@@ -22,10 +24,13 @@ __all__ = [
     "Bo1",
     "ConcatenateText",
     "Docs",
+    "EncoderPrf",
     "Feedback",
     "Query",
     "Rocchio",
     "RocchioTerms",
+    "SparseAverage",
+    "SparseRocchio",
     "TermFeedback",
     "Terms",
     "TerrierRM3",

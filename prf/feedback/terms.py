@@ -57,8 +57,12 @@ def _unit(weights: FloatArray, order: int) -> FloatArray:
     return (wide / norm).astype(np.float32) if norm > 0 else weights
 
 
-def _merge(query: Mapping[str, float], terms: ObjectArray) -> tuple[list[str], IntArray, IntArray]:
-    """Returns the terms of both, and where those of the query and of the documents stand."""
+def joined(query: Mapping[str, float], terms: ObjectArray) -> tuple[list[str], IntArray, IntArray]:
+    """Returns the terms of both, and where those of the query and of the documents stand.
+
+    >>> joined({"fish": 1, "cat": 2}, np.array(["cat", "dog"], dtype=object))
+    (['fish', 'cat', 'dog'], array([0, 1]), array([1, 2]))
+    """
     names = list(dict.fromkeys([*query, *terms]))
     place = {name: i for i, name in enumerate(names)}
     return (
@@ -103,7 +107,7 @@ def rm3(
         if norm > _TINY:
             mixture += (counts / norm) * score
     mixture = _unit(_largest(mixture, fb_terms), 1)
-    names, own, theirs = _merge(query, terms)
+    names, own, theirs = joined(query, terms)
     new = np.zeros(len(names), dtype=np.float64)
     weights = np.array(list(query.values()), dtype=np.float32)
     new[own] = np.float32(fb_lambda) * _unit(weights, 1)
@@ -144,7 +148,7 @@ def rocchio_terms(
     >>> {term: round(weight, 5) for term, weight in new.items()}
     {'cat': 1.08957, 'dog': 0.91659, 'mouse': 0.6102}
     """
-    names, own, theirs = _merge(query, terms)
+    names, own, theirs = joined(query, terms)
     new = np.zeros(len(names), dtype=np.float32)
     weights = np.array(list(query.values()), dtype=np.float32)
     new[own] = np.float32(alpha) * _unit(weights, 2)
