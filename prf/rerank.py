@@ -324,7 +324,7 @@ class _PairReranker(Reranker, abstract=True):
     def cost(self, documents: int | None) -> str:
         if documents is None:
             return "scores one pair for each document of a query"
-        return f"scores {documents:,} pairs for each query"
+        return f"scores at most {documents:,} pairs for each query"
 
     def scores(self, frame: pd.DataFrame) -> Scores:
         model = load_pair_model(self.model, self.kind, self.device)

@@ -298,11 +298,13 @@ def override(pipeline: Transformer, settings: Sequence[str]) -> Transformer:
     """
     for setting in settings:
         path, sign, text = setting.partition("=")
-        steps = path.strip().removeprefix("pipeline.").split(".")
+        steps = path.strip().split(".")
         if not sign or len(steps) < 2:
             raise SpecError(
                 f"--set {setting!r}: write POSITION.argument=value, such as 1.fb_docs=5"
             )
+        # Where a fusion is the whole pipeline, `explain` calls its place "pipeline".
+        steps = steps[1:] if steps[0] == "pipeline" else steps
         pipeline = _replaced(pipeline, steps, _parse(text, f"--set {setting}"), setting)
     return pipeline
 

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import Material
+from conftest import LONG_DOC, Material
 from weighted_average import WeightedAverage
 
 from prf.encode import QueryEncoder, QueryVectors
@@ -123,12 +123,13 @@ SIDES = (Scale(-2.0), Cutoff(5))
 
 
 def _texts_found(m: Material) -> pd.DataFrame:
-    return result_frame(m).drop(columns=["query_vec", "doc_vec"])
+    frame = result_frame(m).drop(columns=["query_vec", "doc_vec"])
+    return ranked(frame[frame["docno"] != LONG_DOC[0]])  # its queries would be named as cut
 
 
 def _text_feedback(m: Material) -> Example:
-    reranker = QueryEncoder("minilm") >> DenseRescorer(m.dense)
-    return Example(TextFeedbackReranker(reranker, fb_docs=2), _texts_found(m))
+    stage = TextFeedbackReranker(CrossEncoder(m.cross_encoder), fb_docs=2)
+    return Example(stage, _texts_found(m), 1e-5)
 
 
 def _in_run(m: Material) -> pd.DataFrame:
@@ -163,7 +164,7 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "CombSum": lambda m: Example(CombSum(SIDES, (2.0, 0.5), "zscore"), result_frame(m)),
     "Compose": lambda m: Example(Compose((Scale(2.0), Cutoff(5))), result_frame(m)),
     "Concatenate": lambda m: Example(Concatenate((Cutoff(2), Scale(-1.0))), result_frame(m)),
-    "ConcatenateText": lambda m: Example(ConcatenateText(2, 20), result_frame(m)),
+    "ConcatenateText": lambda m: Example(ConcatenateText(2, 20), _texts_found(m)),
     "CrossEncoder": lambda m: Example(CrossEncoder(m.cross_encoder), _texts_found(m), 1e-5),
     "Cutoff": lambda m: Example(Cutoff(3), result_frame(m)),
     "DenseRescorer": lambda m: Example(DenseRescorer(m.dense), result_frame(m)),

@@ -4,8 +4,9 @@ Li, Mourad, Zhuang, Koopman, Zuccon: Pseudo Relevance Feedback with Deep Languag
 Retrievers: Successes and Pitfalls. ACM TOIS, arXiv 2108.11044.
 
 Lengths count words and punctuation marks (`words`). The paper's are those of NLTK's
-``word_tokenize``, which needs a model that has to be downloaded; what differs is a contraction
-(``don't``, one word here and two there) and quotation marks (kept here, replaced there).
+``word_tokenize``, which needs a model that has to be downloaded. What differs: a contraction
+(``don't``) is one word here and two there, an abbreviation (``U.S.``) two here and one there, and
+quotation marks are kept here and replaced there. MS MARCO passages have about 3% more words here.
 """
 
 from __future__ import annotations
@@ -242,8 +243,8 @@ class TextFeedbackReranker(Transformer):
         if documents is None:
             return f"scores {about}{texts} pairs for each document of a query, one for each text"
         return (
-            f"scores {about}{documents * texts:,} pairs for each query: {documents:,} documents "
-            f"with {texts} new texts"
+            f"scores {about or 'at most '}{documents * texts:,} pairs for each query: "
+            f"{documents:,} documents with {texts} new texts"
         )
 
     def run(self, frame: pd.DataFrame, queries: pd.DataFrame | None) -> pd.DataFrame:
