@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-all check bench java clean
+.PHONY: demo test test-all check bench results java clean
 
 demo: $(STAMP)
 	$(BIN)/prf demo
@@ -25,6 +25,10 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	for file in tests/bench/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+# The tables of pipelines/RESULTS.md, from the collections in PRF_SHARED.
+results: $(STAMP)
+	$(BIN)/python tests/bench/results.py
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
