@@ -12,7 +12,7 @@ import argparse
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -147,10 +147,10 @@ def splade(indexes: Indexes) -> str:
     return f"{note}\n\n{measured(NFCORPUS, systems, common(NFCORPUS))}"
 
 
-def second_pass(indexes: Indexes) -> str:
+def second_pass(indexes: Indexes, sets: Sequence[Topics] = (NFCORPUS, DL19, DL20)) -> str:
     """BM25 with RM3, fed by BM25 and by MiniLM."""
     parts = []
-    for topics in (NFCORPUS, DL19, DL20):
+    for topics in sets:
         index = indexes.bm25(topics.collection)
         bm25, rm3 = BM25(index), RM3(index)
         query = QueryVectors(*map(str, topics.encoded("queries")))
