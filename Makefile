@@ -11,6 +11,9 @@ export HF_HUB_OFFLINE ?= 1
 demo: $(STAMP)
 	$(BIN)/prf demo
 
+# Two processes for two cores: threads inside each would only wait for one another.
+test test-all: export OMP_NUM_THREADS ?= 1
+
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not network and not gpu and not long"
 
