@@ -13,7 +13,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -188,63 +187,85 @@ def index(
 
     if (vectors is None) != (ids is None):
         raise SpecError("--vectors and --ids belong together; give both or neither")
-    if vectors is None and docs is None and impacts is None and not faiss:
-        raise SpecError("nothing to index: give --docs, --impacts, or --vectors and --ids")
     if sparse is not None and encoder is None:
         raise SpecError("--sparse says what kind of model --encoder is; give that too")
-    own = {
-        "--docs": (docs is not None, "docs"),
-        "--field": (bool(field), "docs"),
-        "--on-empty": (on_empty != "error", "empty"),
-        "--with-text": (with_text, "model"),
-        "--batch-size": (batch_size != 32, "model"),
-        "--device": (device != "cpu", "model"),
-        "--encoder": (encoder is not None, "encoder"),
-        "--sparse": (sparse is not None, "sparse"),
-        "--max-length": (max_length != 0, "model"),
-        "--max-terms": (max_terms != 0, "sparse"),
-        "--expansions": (expansions is not None, "sparse"),
-        "--layout": (layout != "auto", "dense"),
-        "--precision": (precision != "float32", "dense"),
-        "--similarity": (similarity != "dot", "vectors"),
-        "--vectors": (vectors is not None, "vectors"),
-        "--faiss": (bool(faiss), "faiss"),
+    sources = {
+        "impacts": impacts is not None,
+        "vectors": vectors is not None,
+        "sparse": docs is not None and sparse is not None,
+        "dense": docs is not None and encoder is not None,
+        "lucene": docs is not None,
+        "faiss": bool(faiss),
     }
-    build: Callable[..., dict[str, Any]]
-    documents = {"fields": field or (), "on_empty": on_empty, "progress": _shows(progress)}
+    kind = next((name for name, given in sources.items() if given), None)
+    if kind is None:
+        raise SpecError("nothing to index: give --docs, --impacts, or --vectors and --ids")
+    given = {
+        "--docs": docs is not None,
+        "--field": bool(field),
+        "--on-empty": on_empty != "error",
+        "--with-text": with_text,
+        "--batch-size": batch_size != 32,
+        "--device": device != "cpu",
+        "--encoder": encoder is not None,
+        "--sparse": sparse is not None,
+        "--max-length": max_length != 0,
+        "--max-terms": max_terms != 0,
+        "--expansions": expansions is not None,
+        "--layout": layout != "auto",
+        "--precision": precision != "float32",
+        "--similarity": similarity != "dot",
+        "--vectors": vectors is not None,
+        "--faiss": bool(faiss),
+    }
+    allowed, where = _INDEX_OPTIONS[kind]
+    useless = next((name for name, value in given.items() if value and name not in allowed), None)
+    if useless:
+        raise SpecError(f"{useless} has no meaning {where}; leave it out")
+    common = {"force": force, "progress": _shows(progress)}
+    documents = {"docs": docs, "fields": field or (), "on_empty": on_empty, **common}
     model = {
+        "encoder": encoder,
         "with_text": with_text,
         "batch_size": batch_size,
         "device": device,
         "max_length": max_length,
     }
-    if vectors is None and docs is None and impacts is None:
-        _refuse(own, ("faiss",), "when a FAISS index is added to a dense index that is there")
-        _add_faiss(path, faiss or (), force)
-        return
-    if impacts is not None:
-        _refuse(own, ("empty",), "for an index from --impacts")
-        build = partial(build_impact, path, impacts, on_empty=on_empty, progress=_shows(progress))  # type: ignore[arg-type]
-    elif vectors is not None:
-        _refuse(own, ("vectors", "encoder", "faiss"), "for an index from --vectors")
-        build = partial(build_vectors, path, vectors, ids, similarity=similarity, encoder=encoder)  # type: ignore[arg-type]
-    elif sparse is not None:
-        _refuse(own, ("docs", "empty", "model", "encoder", "sparse"), "with --sparse")
-        limits = {"max_terms": max_terms, "expansions": expansions}
-        build = partial(build_sparse, path, docs, encoder, sparse, **limits, **model, **documents)  # type: ignore[arg-type]
-    elif encoder is not None:
-        _refuse(
-            own,
-            ("docs", "empty", "model", "encoder", "dense", "faiss"),
-            "with --encoder, without --sparse",
-        )
-        how = {"layout": layout, "precision": precision}
-        build = partial(build_dense, path, docs, encoder, **how, **model, **documents)  # type: ignore[arg-type]
-    else:
-        _refuse(own, ("docs", "empty"), "for a Lucene index; --encoder makes a dense one")
-        build = partial(build_lucene, path, docs, **documents)  # type: ignore[arg-type]
-    _report_index(build(force=force), path)
+    terms = {"kind": sparse, "max_terms": max_terms, "expansions": expansions}
+    table = {"ids": ids, "similarity": similarity, "encoder": encoder, "force": force}
+    how = {"layout": layout, "precision": precision}
+    builds: dict[str, Callable[[], dict[str, Any]]] = {
+        "impacts": lambda: build_impact(path, impacts, on_empty=on_empty, **common),  # type: ignore[arg-type]
+        "vectors": lambda: build_vectors(path, vectors, **table),  # type: ignore[arg-type]
+        "sparse": lambda: build_sparse(path, **documents, **model, **terms),  # type: ignore[arg-type]
+        "dense": lambda: build_dense(path, **documents, **model, **how),  # type: ignore[arg-type]
+        "lucene": lambda: build_lucene(path, **documents),  # type: ignore[arg-type]
+    }
+    if kind in builds:
+        _report_index(builds[kind](), path)
     _add_faiss(path, faiss or (), force)
+
+
+_DOCUMENTS = ("--docs", "--field", "--on-empty")
+_MODEL = ("--encoder", "--with-text", "--batch-size", "--device", "--max-length")
+_INDEX_OPTIONS = {
+    "impacts": (("--on-empty",), "for an index from --impacts"),
+    "vectors": (
+        ("--vectors", "--similarity", "--encoder", "--faiss"),
+        "for an index from --vectors",
+    ),
+    "sparse": (
+        (*_DOCUMENTS, *_MODEL, "--sparse", "--max-terms", "--expansions"),
+        "with --sparse",
+    ),
+    "dense": (
+        (*_DOCUMENTS, *_MODEL, "--layout", "--precision", "--faiss"),
+        "with --encoder, without --sparse",
+    ),
+    "lucene": (_DOCUMENTS, "for a Lucene index; --encoder makes a dense one"),
+    "faiss": (("--faiss",), "when a FAISS index is added to a dense index that is there"),
+}
+"""Options that mean something for each kind of index, and how to call it."""
 
 
 def _add_faiss(path: Path, factories: Sequence[str], force: bool) -> None:
@@ -287,13 +308,6 @@ def download(
     from prf.prebuilt import download as fetch
 
     _say(f"index '{name}' is in {fetch(name, progress=_shows(progress))}")
-
-
-def _refuse(own: dict[str, tuple[bool, str]], kinds: tuple[str, ...], where: str) -> None:
-    """Refuses options that would do nothing."""
-    for name, (given, kind) in own.items():
-        if given and kind not in kinds:
-            raise SpecError(f"{name} has no meaning {where}; leave it out")
 
 
 @app.command()
