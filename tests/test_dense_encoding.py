@@ -64,7 +64,7 @@ def test_sample_of_documents_and_all_queries_agree_with_the_shared_vectors() -> 
     vectors, ids = NFCORPUS.encoded("docs")
     names = ids.read_text("utf-8").split()
     texts = dict(prf.read_docs(NFCORPUS.docs))
-    rows = np.arange(0, len(names), 40)
+    rows = np.arange(0, len(names), 100)
     ours = prf.load_encoder("minilm").encode([texts[names[row]] for row in rows], "document")
     assert cosines(ours, np.load(vectors)[rows]).min() > 0.9999
 

@@ -116,12 +116,12 @@ def test_no_texts_give_no_vectors_of_the_right_width(minilm: Encoder, side: Any)
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
-def test_vectors_agree_for_any_batch_size(minilm: Encoder, batch_size: int) -> None:
+def test_vectors_agree_for_any_batch_size(minilm: Encoder) -> None:
     """P1, B7: sorted by length inside, given back in the order of the texts."""
     alone = np.concatenate([minilm.encode([text], "query") for text in MIXED])
-    together = minilm.encode(MIXED, "query", batch_size=batch_size)
-    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-5)
+    for batch_size in (3, 100):
+        together = minilm.encode(MIXED, "query", batch_size=batch_size)
+        np.testing.assert_allclose(together, alone, rtol=0, atol=1e-5)
 
 
 @pytest.mark.models
