@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reference import DEPTH, DL19, DL20, pyserini
 
 import prf
-from prf import DenseRetriever, QueryVectors, Rocchio, Vectors
+from prf import DenseRetriever, QueryEncoder, QueryVectors, Rocchio, Vectors
 from prf.index import open_index
 from prf.pipeline import Log, logging_to
 
@@ -108,6 +108,9 @@ def rows(folder: Path, frame: pd.DataFrame) -> dict[str, Callable[[], float]]:
             lambda: [flat.search(batch, DEPTH), flat.search(batch, DEPTH)]
         ),
         "prf": timed(lambda: stages(frame)),
+        "prf, encoding the queries too": timed(
+            lambda: (QueryEncoder("minilm") >> stages)(frame.drop(columns="query_vec"))
+        ),
         "prf, backend='faiss'": timed(lambda: pipeline(ours, "faiss")(frame)),
         "pyterrier_dr, FlexIndex, numpy": terrier(*retrievers("np")),
         "pyterrier_dr, FlexIndex, torch": terrier(*retrievers("torch")),
