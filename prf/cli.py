@@ -533,7 +533,7 @@ def check(
     colours = {"ok": "green", "missing": "yellow", "warning": "yellow"}
     for finding in check_all(index):
         state = f"[{colours[finding.state]}]{finding.state:<8}[/]"
-        console.print(f"{escape(finding.what):<18}{state}{escape(finding.found)}")
+        console.print(f"{escape(finding.what):<17} {state}{escape(finding.found)}")
         if finding.advice:
             console.print(f"{'':<26}{escape(finding.advice)}")
 

@@ -320,6 +320,11 @@ class TextFeedbackReranker(Transformer):
                 f"of qid {qid.rpartition('#')[0]!r}; it must return every document it is given, so "
                 "take cuts out of it"
             )
+        if len(found) > len(asked):
+            raise FrameError(
+                f"{self!r}: {self.reranker!r} returned {len(found):,} documents for the "
+                f"{len(asked):,} it was given; it must rerank them, not retrieve others"
+            )
         return found["score"].to_numpy(np.float64)[place], found["rank"].to_numpy(np.int64)[place]
 
 
