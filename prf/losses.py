@@ -50,7 +50,9 @@ def full_softmax(
         (b,), at least 0.
     """
     scaled = queries / temperature
-    rivals = _LogSumExp.apply(scaled, documents, positives, owners, chunk_rows)
+    rivals: Tensor = _LogSumExp.apply(  # type: ignore[no-untyped-call]
+        scaled, documents, positives, owners, chunk_rows
+    )
     chosen = _rows(documents, positives, scaled)
     scores = (scaled[owners] * chosen).sum(dim=1)
     if label == "each":

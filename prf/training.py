@@ -251,8 +251,8 @@ def _board(folder: Path, step: int) -> Iterator[Any]:
         )
         yield lambda *_: None
         return
-    writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)  # type: ignore[no-untyped-call]
+    writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
     try:
-        yield lambda name, value, at: writer.add_scalar(name, value, at)  # type: ignore[no-untyped-call]
+        yield lambda name, value, at: writer.add_scalar(name, value, at)
     finally:
-        writer.close()  # type: ignore[no-untyped-call]
+        writer.close()

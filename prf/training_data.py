@@ -190,7 +190,7 @@ class _Maker:
             feedback[number, : len(first)] = first
             first = rows[: self.negatives]
             negatives.append(first[~np.isin(first, known)])
-        arrays = {"vectors": vectors, "feedback": feedback}
+        arrays: dict[str, npt.NDArray[Any]] = {"vectors": vectors, "feedback": feedback}
         for name, lists in (("positives", relevant), ("negatives", negatives)):
             sizes = [len(rows) for rows in lists]
             arrays[f"{name}_ptr"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

@@ -28,15 +28,17 @@ from prf.trec import read_qrels
 
 
 class Task(Protocol):
-    """What the loop asks of a kind of network.
+    """What the loop asks of a kind of network."""
 
-    Attributes:
-        network: The weights that are trained.
-        identity: Fingerprints of the data, by name.
-    """
+    @property
+    def network(self) -> nn.Module:
+        """The weights that are trained."""
+        ...
 
-    network: nn.Module
-    identity: dict[str, str]
+    @property
+    def identity(self) -> dict[str, str]:
+        """Fingerprints of the data, by name."""
+        ...
 
     def __len__(self) -> int:
         """Returns the number of training queries."""
@@ -84,7 +86,7 @@ class VectorTask:
             negative_depth=config.loss.negative_depth if sampled else 0,
             progress=progress,
         )
-        self.identity = {"train": self.data.fingerprint}
+        self.identity: dict[str, str] = {"train": self.data.fingerprint}
         self.dev: TrainingData | None = None
         if config.dev is not None:
             self.dev = prepare(
@@ -122,21 +124,16 @@ class VectorTask:
         if self.index.similarity == "cosine":
             new = nn.functional.normalize(new, dim=1)
         positives = self.data.positives.of(queries)
-        chosen = {
-            "positives": self._tensor(positives.rows),
-            "owners": self._tensor(positives.owners),
-        }
+        chosen = self._tensor(positives.rows), self._tensor(positives.owners)
         drawn = None
         if loss.label == "random":
             drawn = self._tensor(positives.ptr[:-1] + batch.drawn[part])
         rest: dict[str, Any] = {"temperature": loss.temperature, "label": loss.label}
         if loss.kind == "sampled_softmax":
             negatives = self._tensor(batch.negatives[part])
-            return sampled_softmax(
-                new, self.documents, **chosen, negatives=negatives, drawn=drawn, **rest
-            )
+            return sampled_softmax(new, self.documents, *chosen, negatives, drawn=drawn, **rest)
         return full_softmax(
-            new, self.documents, **chosen, drawn=drawn, chunk_rows=loss.chunk_rows, **rest
+            new, self.documents, *chosen, drawn=drawn, chunk_rows=loss.chunk_rows, **rest
         )
 
     def vectors(self, data: TrainingData, queries: IntArray, depth: int) -> Tensor:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from prf.errors import FrameError, SpecError, require
 from prf.feedback.base import VectorFeedback
-from prf.frames import FloatArray, column, objects, stack
+from prf.frames import FloatArray, IntArray, column, objects, stack
 from prf.pipeline import Count, Depth, Resource
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ class TPRF(VectorFeedback):
                 raise FrameError(f"{self!r}: the new vector of qid {qid!r} is not finite")
         return queries.assign(query_vec=column(objects(new)))
 
-    def _forward(
-        self, queries: FloatArray, documents: FloatArray, counts: FloatArray
-    ) -> FloatArray:
+    def _forward(self, queries: FloatArray, documents: FloatArray, counts: IntArray) -> FloatArray:
         torch = require("torch", "cpu", repr(self))
         network = self._network(queries.shape[1])
         present = np.arange(self.fb_docs) < counts[:, None]
