@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyterrier as pt
 from tqdm import tqdm
 
 from prf.batch import batches, checksums
 from prf.errors import EvaluationError, FileFormatError
 from prf.frames import FloatArray, IntArray, ObjectArray, column, need, ranked, stack
 from prf.index import VectorIndex, open_index, read_json, sha256_of
-from prf.pipeline import Compose, Resource, Transformer
+from prf.pipeline import Compose, Resource
 from prf.retrieve import DenseRetriever
 from prf.spec import to_spec
 from prf.training_config import QuerySet
@@ -149,12 +150,12 @@ def _inputs(
     }
 
 
-def _pipeline(queries: QuerySet, index: str) -> Transformer:
+def _pipeline(queries: QuerySet, index: str) -> pt.Transformer:
     """Returns the stages from topics to first results, or to vectors where a run file has them."""
     stages = [queries.queries]
     if queries.run is None:
         stages.append(queries.first_pass or DenseRetriever(index))
-    return Compose(tuple(stages))
+    return Compose(tuple(stages)) if len(stages) > 1 else queries.queries
 
 
 class _Maker:
