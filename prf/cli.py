@@ -353,14 +353,11 @@ def train(
     progress: Progress = None,
 ) -> None:
     """Train a feedback model; the same command goes on after an interruption."""
-    from prf.errors import require
+    from prf.training import train as train_model
     from prf.training_config import read_config
 
     _import(import_)
     given = read_config(config, set_ or ())
-    for module in ("torch", "safetensors"):
-        require(module, "train", "training")
-    from prf.training import train as train_model
 
     record = train_model(given, force=force, progress=_shows(progress))
     dev = "" if record["dev"] is None else f", dev {record['dev']:.4f}"

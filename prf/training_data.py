@@ -202,7 +202,8 @@ class _Maker:
         """Returns the rows of the relevant documents of each query that has any, ascending."""
         qrels = read_qrels(self.queries.qrels)
         qrels = qrels[qrels["label"] >= self.queries.rel]
-        row_of = dict(zip(self.index.docnos, range(len(self.index)), strict=True))
+        wanted = set(qrels["docno"])
+        row_of = {name: row for row, name in enumerate(self.index.docnos) if name in wanted}
         rows = np.array([row_of.get(docno, -1) for docno in qrels["docno"]], dtype=np.int64)
         there = rows >= 0
         out: dict[str, list[int]] = {}

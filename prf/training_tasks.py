@@ -1,6 +1,6 @@
 """What is trained: for each kind of network its batches, its losses, and its dev figure.
 
-`prf.training` runs any `Task`; a new kind of network is one more class here and one more entry in
+`prf.training_loop` runs any `Task`; a new kind of network is one more class here and one more entry in
 `TASKS`. All randomness of a batch comes from the generator it is given.
 """
 

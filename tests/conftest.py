@@ -113,6 +113,13 @@ class Material:
         tiny_models.save_ance(folder, [text for _, text in self.docs], dim=8)
         return str(folder)
 
+    @cached_property
+    def tprf(self) -> str:
+        """A network for the dense index's vectors with random weights."""
+        folder = self.folder / "tprf"
+        tiny_models.save_tprf(folder, self.vectors.shape[1])
+        return str(folder)
+
 
 WORDS = "cat dog fish oil the of and information retrieval hypertension a b c d e f ##s ##al na ##n"
 

@@ -684,6 +684,7 @@ LAYERS = [
     {"batch", "check", "training_state"},
     {"training_data"},
     {"training_tasks"},
+    {"training_loop"},
     {"training"},
     {"demo"},
     {"cli"},

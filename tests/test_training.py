@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.utils.tensorboard
 from conftest import ROOT, queries, results
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.models
 DIM = 8
 FORKS = multiprocessing.get_context("forkserver")
 # One process imports once and is forked for each kill.
-FORKS.set_forkserver_preload(["__main__", "test_training", "prf.training", "prf.batch"])
+FORKS.set_forkserver_preload(["__main__", "test_training", "prf.training_loop", "torch._dynamo"])
 
 
 # Losses
