@@ -1,7 +1,7 @@
 """What is trained: for each kind of network its batches, its losses, and its dev figure.
 
-`prf.training_loop` runs any `Task`; a new kind of network is one more class here and one more entry in
-`TASKS`. All randomness of a batch comes from the generator it is given.
+`prf.training_loop` runs any `Task`; a new kind of network is one more class here and one more entry
+in `TASKS`. All randomness of a batch comes from the generator it is given.
 """
 
 from __future__ import annotations
