@@ -4,9 +4,9 @@ Source: Li, Yu, Mourad, Koopman, Zuccon, TPRF: A Transformer-based Pseudo-Releva
 for Efficient and Effective Retrieval, arXiv 2401.13509: the input ``[v_q; v_1; ...; v_k]``, a plain
 Transformer encoder trained from scratch, and a query vector as output. What follows is our choice,
 where we know of none in the paper: learned position embeddings, so that the rank is seen; the
-output of position 0 through one linear map; the sum with a vector that needs no training (the query
-or Rocchio's), whose map starts at zero, so that training starts from that method; masking of
-missing documents, so that one network serves every depth.
+output of position 0 through one linear map and a fixed factor; the sum with a vector that needs no
+training (the query or Rocchio's), with a map that starts at zero, so that training starts from that
+method; masking of missing documents, so that one network serves every depth.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Tprf(nn.Module):
             vectors + self.positions[: vectors.shape[1]], src_key_padding_mask=missing
         )
         new: Tensor = self.output(hidden[:, 0]).float()
-        return new + self._start(queries, documents, present)
+        return self.config.scale * new + self._start(queries, documents, present)
 
     def _start(self, queries: Tensor, documents: Tensor, present: Tensor) -> Tensor:
         """Returns what the output is added to; Rocchio of no document is the query."""

@@ -170,6 +170,8 @@ class TprfNetwork(Config):
         residual: What the output is added to: nothing, the query, or Rocchio's vector.
         alpha: Weight of the query in Rocchio's vector.
         beta: Weight of the mean document in it.
+        scale: Factor of the output before that sum. Below 1 the vector moves less for the same step
+            of the weights, as one divided by the root of the dimensions for vectors of length 1.
     """
 
     fb_docs: Depth = 3
@@ -180,9 +182,12 @@ class TprfNetwork(Config):
     residual: Residual = "rocchio"
     alpha: float = 0.8
     beta: float = 0.2
+    scale: float = 1.0
 
     def check(self) -> None:
         _share(self, "dropout")
+        if self.scale <= 0:
+            raise SpecError(f"{type(self).__name__}.scale is {self.scale}; above 0")
 
 
 @dataclass(frozen=True)
