@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from prf.feedback import (
         KL,
         RM3,
+        TPRF,
         AveragePrf,
         BM25Prf,
         Bo1,
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
     from prf.sparse_build import build_sparse
     from prf.spec import dumps, explain, load, loads
     from prf.tables import render
+    from prf.training import train
+    from prf.training_config import read_config
     from prf.trec import read_docs, read_qrels, read_run, read_topics, write_run
 
 _HOME = {
@@ -98,6 +101,7 @@ _HOME = {
         "ConcatenateText",
         "KL",
         "RM3",
+        "TPRF",
         "AveragePrf",
         "Docs",
         "EncoderPrf",
@@ -135,6 +139,8 @@ _HOME = {
     "batch": ["search"],
     "spec": ["dumps", "explain", "load", "loads"],
     "tables": ["render"],
+    "training": ["train"],
+    "training_config": ["read_config"],
     "trec": ["read_docs", "read_qrels", "read_run", "read_topics", "write_run"],
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}

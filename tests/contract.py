@@ -20,6 +20,7 @@ from prf.encode import QueryEncoder, QueryVectors
 from prf.feedback import (
     KL,
     RM3,
+    TPRF,
     AveragePrf,
     BM25Prf,
     Bo1,
@@ -191,6 +192,7 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "SparseRocchio": lambda m: Example(SparseRocchio(m.impact, 2, 0.8, 0.4, 0.1, 2), _sparse(m)),
     "Splade": lambda m: Example(Splade(m.splade), _texts(m)),
     "Sum": lambda m: Example(Sum((Scale(2.0), Cutoff(2))), result_frame(m)),
+    "TPRF": lambda m: Example(TPRF(m.tprf, fb_docs=2), result_frame(m), 1e-5),
     "TerrierRM3": lambda m: Example(TerrierRM3(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
     "Text": lambda m: Example(Text(m.dense), _bare(m)),
     "TextFeedbackReranker": _text_feedback,
@@ -216,6 +218,7 @@ MARKS: dict[str, pytest.MarkDecorator] = {
     "SparseAverage": pytest.mark.java,
     "SparseRocchio": pytest.mark.java,
     "Splade": pytest.mark.models,
+    "TPRF": pytest.mark.models,
     "UniCoil": pytest.mark.models,
 }
 

@@ -106,3 +106,20 @@ def save_distilbert(folder: Path, texts: Iterable[str]) -> Path:
         torch.manual_seed(5)
         DistilBertModel(config).save_pretrained(folder)
     return folder
+
+
+def save_tprf(folder: Path, dim: int, fb_docs: int = 4) -> Path:
+    """Writes a small TPRF network, none of its weights zero."""
+    import torch
+
+    from prf.tprf import Tprf
+    from prf.tprf import save_tprf as save
+    from prf.training_config import TprfNetwork
+
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        network = Tprf(TprfNetwork(fb_docs, layers=2, heads=2, feed_forward=16), dim)
+        for parameter in network.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    save(network, folder)
+    return folder

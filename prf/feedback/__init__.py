@@ -10,6 +10,7 @@ from prf.feedback.base import (
     VectorFeedback,
 )
 from prf.feedback.encoder import EncoderPrf
+from prf.feedback.learned import TPRF
 from prf.feedback.sparse import SparseAverage, SparseRocchio
 from prf.feedback.terms import RM3, BM25Prf, RocchioTerms
 from prf.feedback.terrier import KL, Bo1, TerrierRM3
@@ -19,6 +20,7 @@ from prf.feedback.vector import AveragePrf, Rocchio
 __all__ = [
     "KL",
     "RM3",
+    "TPRF",
     "AveragePrf",
     "BM25Prf",
     "Bo1",

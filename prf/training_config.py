@@ -1,0 +1,352 @@
+"""What a training is told: dataclasses that map one to one onto the YAML of ``prf train``.
+
+    method: tprf                      which network
+    output: models/tprf               the folder to make
+    index: indexes/nfcorpus-minilm    dense index; its vectors stay as they are
+    train: {topics: ..., qrels: ..., queries: {QueryEncoder: {model: minilm}}}
+    dev: {topics: ..., qrels: ..., queries: ..., measure: nDCG@10}
+    network: {fb_docs: 10, layers: 2}
+    loss: {kind: full_softmax}
+    loop: {epochs: 30, batch_size: 64}
+
+Reading a config opens nothing and needs no torch, so that a mistake shows at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, Self, get_args, get_type_hints
+
+import pyterrier as pt
+
+from prf.errors import FileFormatError, SpecError, did_you_mean, shorten
+from prf.evaluation import parse_measures
+from prf.pipeline import Count, Depth, Transformer, check_value
+from prf.spec import _parse, _with_stages, to_spec
+from prf.trec import PathLike, read_lines
+
+Residual = Literal["none", "query", "rocchio"]
+LossKind = Literal["full_softmax", "sampled_softmax"]
+Label = Literal["lowest", "random", "each"]
+
+
+class Config:
+    """Base of the dataclasses: checks every value when it is made, and reads and writes mappings.
+
+    A subclass is a frozen dataclass; a field whose type is another one is a mapping in YAML, one
+    whose type is a stage a pipeline.
+    """
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self), include_extras=True)
+        for item in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, item.name)
+            where = f"{type(self).__name__}.{item.name}"
+            inner = _inner(hints[item.name])
+            if inner is not None and not isinstance(value, (inner, type(None))):
+                raise SpecError(f"{where} must be a mapping, not {shorten(value)}")
+            object.__setattr__(self, item.name, check_value(value, hints[item.name], where))
+        self.check()
+
+    def check(self) -> None:
+        """Refuses values that do not go together; types and bounds are already checked."""
+
+    @classmethod
+    def read(cls, values: Any, where: str = "") -> Self:
+        """Builds the dataclass from parsed YAML.
+
+        Raises:
+            SpecError: For an unknown, missing or wrong key; one line that says where.
+        """
+        if not isinstance(values, Mapping):
+            raise SpecError(f"{where or 'the config'} is {shorten(values)}; write a mapping")
+        known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+        hints = get_type_hints(cls, include_extras=True)
+        inside = f" in {where}" if where else ""
+        given = {}
+        for name, value in values.items():
+            if name not in known:
+                close = did_you_mean(str(name), known)
+                raise SpecError(f"unknown key {name!r}{inside}{close or _listed(known)}")
+            place = f"{where}.{name}" if where else str(name)
+            inner = _inner(hints[name])
+            if inner is not None and value is not None:
+                given[name] = inner.read(value, place)
+            else:
+                given[name] = _with_stages(value, hints[name], place)
+        for name, item in known.items():
+            if name not in given and item.default is MISSING and item.default_factory is MISSING:
+                raise SpecError(f"key '{name}' is missing{inside}")
+        try:
+            return cls(**given)
+        except SpecError as error:
+            # Python's name of the place becomes that of the file.
+            place = f"{where}." if where else ""
+            raise SpecError(str(error).replace(f"{cls.__name__}.", place, 1)) from error
+
+    def spec(self) -> dict[str, Any]:
+        """Returns plain mappings, lists and numbers with every default; the inverse of `read`."""
+        return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}  # type: ignore[arg-type]
+
+
+def _inner(hint: Any) -> type[Config] | None:
+    options = (hint, *get_args(hint))
+    return next((o for o in options if isinstance(o, type) and issubclass(o, Config)), None)
+
+
+def _listed(known: Mapping[str, Any]) -> str:
+    return f"; known are {', '.join(known)}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Config):
+        return value.spec()
+    if isinstance(value, pt.Transformer):
+        return to_spec(value, defaults=True)
+    return list(value) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True)
+class QuerySet(Config):
+    """Queries, their judgments, and where their vectors and first results come from.
+
+    Args:
+        topics: Topics file, or ``ir_datasets:NAME``.
+        qrels: Judgments.
+        queries: A stage that adds ``query_vec`` to topics.
+        first_pass: A pipeline from there to a ranking; `DenseRetriever` over the index if neither
+            this nor ``run`` is given.
+        run: A run file instead.
+        rel: Grade from which a document is relevant.
+    """
+
+    topics: str
+    qrels: str
+    queries: pt.Transformer
+    first_pass: pt.Transformer | None = None
+    run: str | None = None
+    rel: Count = 1
+
+    def check(self) -> None:
+        if self.first_pass is not None and self.run is not None:
+            raise SpecError("first_pass and run both give first results; leave one out")
+        for stage in (self.queries, self.first_pass):
+            if stage is not None and not isinstance(stage, Transformer):
+                raise SpecError(f"{stage!r} has no YAML form, so no model can name it")
+
+
+@dataclass(frozen=True)
+class DevSet(QuerySet):
+    """Queries that decide which epoch is kept, by a search with their new vectors.
+
+    Args:
+        measure: What is measured; larger is better.
+        k: How deep is searched.
+        fb_docs: Feedback depth; the network's own by default.
+    """
+
+    measure: str = "nDCG@10"
+    k: Count = 1000
+    fb_docs: Depth | None = None
+
+    def check(self) -> None:
+        super().check()
+        if len(parse_measures([self.measure])) != 1:
+            raise SpecError(f"{type(self).__name__}.measure is '{self.measure}'; name one measure")
+
+
+@dataclass(frozen=True)
+class TprfNetwork(Config):
+    """Sizes of TPRF's network (see `prf.tprf`).
+
+    Args:
+        fb_docs: The most documents it reads; 0 for a network of the query alone.
+        layers: Transformer layers.
+        heads: Attention heads; they share the vector's dimensions.
+        feed_forward: Width of each layer's feed-forward part.
+        dropout: Share of activations dropped in training.
+        residual: What the output is added to: nothing, the query, or Rocchio's vector.
+        alpha: Weight of the query in Rocchio's vector.
+        beta: Weight of the mean document in it.
+        scale: Factor of the output before that sum. Below 1 the vector moves less for the same step
+            of the weights, as one divided by the root of the dimensions for vectors of length 1.
+    """
+
+    fb_docs: Depth = 3
+    layers: Count = 2
+    heads: Count = 6
+    feed_forward: Count = 768
+    dropout: float = 0.1
+    residual: Residual = "rocchio"
+    alpha: float = 0.8
+    beta: float = 0.2
+    scale: float = 1.0
+
+    def check(self) -> None:
+        _share(self, "dropout")
+        if self.scale <= 0:
+            raise SpecError(f"{type(self).__name__}.scale is {self.scale}; above 0")
+
+
+@dataclass(frozen=True)
+class Loss(Config):
+    """What is minimised (see `prf.losses`).
+
+    Args:
+        kind: ``full_softmax`` over all documents, or ``sampled_softmax`` over drawn negatives.
+        label: Which positive is the right one: the ``lowest`` scoring, a ``random`` one, or
+            ``each`` in turn, averaged. The query's other positives are left out of the sum.
+        temperature: Scores are divided by it.
+        chunk_rows: Documents scored at a time by the full softmax; changes memory only.
+        documents_on: Keep the vectors in the ``device``'s memory, or move them there from the
+            ``host`` chunk by chunk.
+        negatives: For ``sampled_softmax``: how many are drawn for a query at each step.
+        negative_depth: For it: how far down the first results they are drawn from.
+    """
+
+    kind: LossKind = "full_softmax"
+    label: Label = "lowest"
+    temperature: float = 0.05
+    chunk_rows: Count = 65536
+    documents_on: Literal["device", "host"] = "device"
+    negatives: Count = 20
+    negative_depth: Count = 100
+
+    def check(self) -> None:
+        if self.temperature <= 0:
+            raise SpecError(f"{type(self).__name__}.temperature is {self.temperature}; above 0")
+        if self.kind == "sampled_softmax" and self.label == "each":
+            raise SpecError(f"{type(self).__name__}.label 'each' is of full_softmax only")
+
+
+@dataclass(frozen=True)
+class Loop(Config):
+    """How is trained.
+
+    Args:
+        epochs: Passes over the training queries, at most.
+        batch_size: Queries per update.
+        accumulate: Parts a batch is computed in; bounds memory.
+        learning_rate: Its highest value.
+        warmup: Share of all updates in which it rises from 0; then it falls to 0 in a line.
+        weight_decay: AdamW's, on matrices only.
+        clip: Largest length of the gradient; 0 for no limit.
+        depths: Feedback depths; one is drawn for each batch. The network's own if empty.
+        seed: Of weights, order, depths, dropout and drawn negatives.
+        patience: Epochs without a better dev figure after which training stops; 0 for never.
+        bf16: Compute the network in bfloat16 what torch holds safe for it.
+        device: ``cpu``, ``cuda``, ...
+        threads: CPU threads; 0 for torch's choice. Another number may change the last bits.
+        save_every: Updates between two safe points; 0 for one after each epoch.
+    """
+
+    epochs: Count = 30
+    batch_size: Count = 64
+    accumulate: Count = 1
+    learning_rate: float = 5e-4
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    depths: tuple[Depth, ...] = ()
+    seed: Depth = 1
+    patience: Depth = 0
+    bf16: bool = False
+    device: str = "cpu"
+    threads: Depth = 0
+    save_every: Depth = 0
+
+    def check(self) -> None:
+        _share(self, "warmup")
+        for name in ("learning_rate", "weight_decay", "clip"):
+            low = "above 0" if name == "learning_rate" else "at least 0"
+            value = getattr(self, name)
+            if value < 0 or (value == 0 and name == "learning_rate"):
+                raise SpecError(f"{type(self).__name__}.{name} is {value}; it must be {low}")
+        if self.accumulate > self.batch_size:
+            raise SpecError(
+                f"{type(self).__name__}.accumulate is {self.accumulate}, more parts than the "
+                f"{self.batch_size} queries of a batch"
+            )
+
+
+def _share(config: Config, name: str) -> None:
+    value = getattr(config, name)
+    if not 0 <= value < 1:
+        raise SpecError(f"{type(config).__name__}.{name} is {value}; from 0 to below 1")
+
+
+@dataclass(frozen=True)
+class Training(Config):
+    """All that decides a trained model.
+
+    Args:
+        output: The folder to make.
+        index: Dense index with the documents' vectors.
+        train: The queries that are learnt from.
+        dev: The queries that choose the epoch; without them the last one is kept.
+        method: The kind of network.
+        network: Its sizes.
+        loss: What is minimised.
+        loop: How.
+        cache: Folder for prepared training data.
+    """
+
+    output: str
+    index: str
+    train: QuerySet
+    dev: DevSet | None = None
+    method: Literal["tprf"] = "tprf"
+    network: TprfNetwork = field(default_factory=TprfNetwork)
+    loss: Loss = field(default_factory=Loss)
+    loop: Loop = field(default_factory=Loop)
+    cache: str = os.path.join("runs", "training-data")
+
+    def check(self) -> None:
+        most = self.network.fb_docs
+        deep = next((k for k in self.loop.depths if k > most), None)
+        if deep is not None:
+            raise SpecError(f"loop.depths holds {deep}, more than network.fb_docs, {most}")
+        if self.dev is None and self.loop.patience:
+            raise SpecError("loop.patience needs dev, the queries whose figure is waited for")
+        if self.dev is not None and (self.dev.fb_docs or 0) > most:
+            raise SpecError(f"dev.fb_docs is {self.dev.fb_docs}, network.fb_docs only {most}")
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The feedback depths that batches are drawn with."""
+        return self.loop.depths or (self.network.fb_docs,)
+
+
+def read_config(path: PathLike, settings: Sequence[str] = ()) -> Training:
+    """Reads a training config.
+
+    Args:
+        path: YAML file.
+        settings: ``key=value`` with dots into mappings, such as ``loop.seed=2``; read as YAML.
+
+    Raises:
+        FileFormatError: If the file is missing or empty.
+        SpecError: If it is not YAML, or a key is unknown, missing or wrong; names file and key.
+    """
+    name = os.fspath(path)
+    values = _parse("\n".join(line for _, line in read_lines(name, "training config")), name)
+    if values is None:
+        raise FileFormatError(f"training config '{name}' holds only comments")
+    for setting in settings:
+        keys, sign, text = setting.partition("=")
+        if not sign:
+            raise SpecError(f"--set {setting!r}: write KEY=VALUE, such as loop.seed=2")
+        values = _set(values, keys.strip().split("."), _parse(text, f"--set {setting}"), setting)
+    try:
+        return Training.read(values)
+    except SpecError as error:
+        raise SpecError(f"{name}: {error}") from error
+
+
+def _set(values: Any, keys: list[str], value: Any, setting: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise SpecError(f"--set {setting!r}: there is no mapping to put '{keys[0]}' in")
+    new = value if len(keys) == 1 else _set(values.get(keys[0], {}), keys[1:], value, setting)
+    return {**values, keys[0]: new}

@@ -1,0 +1,303 @@
+"""What a training reads: queries, their feedback, positives and negatives, as rows of an index.
+
+Made once by running the first pass, then kept on disk under a fingerprint of all that decides it
+(topics, judgments, stages, index, depths): the same inputs find it again, others never do. A folder
+gets its name when it is whole. Documents are not copied: rows point into the index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyterrier as pt
+from tqdm import tqdm
+
+from prf.batch import batches, checksums
+from prf.errors import EvaluationError, FileFormatError
+from prf.frames import FloatArray, IntArray, ObjectArray, column, need, ranked, stack
+from prf.index import VectorIndex, open_index, read_json, sha256_of
+from prf.pipeline import Compose, Resource
+from prf.retrieve import DenseRetriever
+from prf.spec import to_spec
+from prf.training_config import QuerySet
+from prf.trec import PathLike, read_qrels, read_run, read_topics, write_json
+
+FORMAT = 1
+BATCH = 500
+
+
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """One list of document rows for each query; that of query i is ``rows[ptr[i]:ptr[i + 1]]``."""
+
+    ptr: IntArray
+    rows: IntArray
+
+    def of(self, queries: IntArray) -> Lists:
+        """Returns the lists of some queries, in their order."""
+        sizes = self.ptr[queries + 1] - self.ptr[queries]
+        ptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        places = np.arange(ptr[-1]) + np.repeat(self.ptr[queries] - ptr[:-1], sizes)
+        return Lists(ptr, np.asarray(self.rows)[places])
+
+    @property
+    def owners(self) -> IntArray:
+        """The number of the query of every row: ascending."""
+        return np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData:
+    """Queries ready for training; arrays are memory-mapped.
+
+    Attributes:
+        qids: (n,) of str.
+        texts: (n,) of str.
+        vectors: (n, d) float32, the queries' own.
+        feedback: (n, depth) rows of the index, best first; -1 where the first pass found no more.
+        positives: Relevant documents that the index holds, ascending by row.
+        negatives: Retrieved ones that are not relevant, best first.
+        counts: What was left out, and why.
+        fingerprint: SHA-256 of all inputs.
+    """
+
+    qids: ObjectArray
+    texts: ObjectArray
+    vectors: FloatArray
+    feedback: IntArray
+    positives: Lists
+    negatives: Lists
+    counts: dict[str, int]
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.qids)
+
+    @property
+    def queries(self) -> pd.DataFrame:
+        """The query frame: qid, query."""
+        return pd.DataFrame({"qid": column(self.qids), "query": column(self.texts)})
+
+
+def prepare(
+    queries: QuerySet,
+    index: PathLike,
+    cache: PathLike,
+    *,
+    fb_docs: int,
+    negative_depth: int = 0,
+    all_queries: bool = False,
+    progress: bool = False,
+) -> TrainingData:
+    """Returns the training data of a query set, from the cache if it is there.
+
+    Args:
+        queries: Where everything comes from.
+        index: Dense index.
+        cache: Folder in which the data is kept, in a folder named by its fingerprint.
+        fb_docs: How many documents of the first pass are kept as feedback.
+        negative_depth: How many of its first documents, less the positives, are negatives.
+        all_queries: Keep queries without a positive in the index too, as for a dev set.
+        progress: Show a bar on stderr.
+
+    Raises:
+        EvaluationError: If no query has a positive in the index.
+        IndexStateError: If the first pass returns a document that the index does not hold.
+        PrfError: Whatever a stage or a reader raises; nothing is kept then.
+    """
+    inputs = _inputs(queries, index, fb_docs, negative_depth, all_queries)
+    fingerprint = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    folder = Path(cache) / fingerprint[:16]
+    if read_json(folder / "meta.json").get("fingerprint") != fingerprint:
+        data = _Maker(queries, open_index(index), fb_docs, negative_depth, progress)
+        arrays, lines, counts = data.make(all_queries)
+        _keep(folder, arrays, lines, {"fingerprint": fingerprint, "counts": counts, **inputs})
+    return _read(folder)
+
+
+def _inputs(
+    queries: QuerySet, index: PathLike, fb_docs: int, negative_depth: int, all_queries: bool
+) -> dict[str, Any]:
+    """Returns all that decides the data, as JSON: names with checksums of what they hold."""
+    index = os.fspath(index)
+    resources = [Resource("dense index", index, index), *_pipeline(queries, index).resources()]
+    for name in (queries.topics, queries.qrels, queries.run):
+        if name is not None and os.path.isfile(name):
+            resources.append(Resource("file", name, name))
+    return {
+        "format": FORMAT,
+        "queries": {
+            item.name: getattr(queries, item.name)
+            for item in fields(QuerySet)
+            if item.name not in ("queries", "first_pass")
+        },
+        "pipeline": to_spec(_pipeline(queries, index), defaults=True),
+        "checksums": checksums(resources),
+        "fb_docs": fb_docs,
+        "negative_depth": negative_depth,
+        "all_queries": all_queries,
+    }
+
+
+def _pipeline(queries: QuerySet, index: str) -> pt.Transformer:
+    """Returns the stages from topics to first results, or to vectors where a run file has them."""
+    stages = [queries.queries]
+    if queries.run is None:
+        stages.append(queries.first_pass or DenseRetriever(index))
+    return Compose(tuple(stages)) if len(stages) > 1 else queries.queries
+
+
+class _Maker:
+    """Makes the data of one query set."""
+
+    def __init__(
+        self, queries: QuerySet, index: VectorIndex, fb_docs: int, negatives: int, progress: bool
+    ) -> None:
+        self.queries, self.index = queries, index
+        self.fb_docs, self.negatives, self.progress = fb_docs, negatives, progress
+        self.depth = max(fb_docs, negatives)
+
+    def make(
+        self, all_queries: bool
+    ) -> tuple[dict[str, npt.NDArray[Any]], list[tuple[str, str]], dict[str, int]]:
+        """Returns the arrays by name, (qid, text) of every query, and the counts."""
+        topics = read_topics(self.queries.topics)
+        positives, counts = self._positives()
+        judged = np.array([qid in positives for qid in topics["qid"]], dtype=bool)
+        counts |= {"topics": len(topics), "without_positive": int((~judged).sum())}
+        if not judged.any():
+            raise EvaluationError(
+                f"no query of '{self.queries.topics}' has a document of grade "
+                f"{self.queries.rel} in '{self.queries.qrels}' that the index holds"
+            )
+        frame = topics if all_queries else topics[judged].reset_index(drop=True)
+        vectors, found = self._first_pass(frame)
+        relevant = [positives.get(qid, np.zeros(0, dtype=np.int64)) for qid in frame["qid"]]
+        feedback = np.full((len(frame), self.fb_docs), -1, dtype=np.int64)
+        negatives = []
+        for number, (rows, known) in enumerate(zip(found, relevant, strict=True)):
+            first = rows[: self.fb_docs]
+            feedback[number, : len(first)] = first
+            first = rows[: self.negatives]
+            negatives.append(first[~np.isin(first, known)])
+        arrays: dict[str, npt.NDArray[Any]] = {"vectors": vectors, "feedback": feedback}
+        for name, lists in (("positives", relevant), ("negatives", negatives)):
+            sizes = [len(rows) for rows in lists]
+            arrays[f"{name}_ptr"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+            arrays[name] = np.concatenate([np.zeros(0, dtype=np.int64), *lists])
+        return arrays, list(zip(frame["qid"], frame["query"], strict=True)), counts
+
+    def _positives(self) -> tuple[dict[str, IntArray], dict[str, int]]:
+        """Returns the rows of the relevant documents of each query that has any, ascending."""
+        qrels = read_qrels(self.queries.qrels)
+        qrels = qrels[qrels["label"] >= self.queries.rel]
+        wanted = set(qrels["docno"])
+        row_of = {name: row for row, name in enumerate(self.index.docnos) if name in wanted}
+        rows = np.array([row_of.get(docno, -1) for docno in qrels["docno"]], dtype=np.int64)
+        there = rows >= 0
+        out: dict[str, list[int]] = {}
+        for qid, row in zip(qrels["qid"].to_numpy()[there], rows[there].tolist(), strict=True):
+            out.setdefault(qid, []).append(row)
+        counts = {"positives": int(there.sum()), "positives_not_in_index": int((~there).sum())}
+        return {qid: np.array(sorted(of)) for qid, of in out.items()}, counts
+
+    def _first_pass(self, frame: pd.DataFrame) -> tuple[FloatArray, list[IntArray]]:
+        """Returns the query vectors, and the rows of the first results of every query."""
+        stage = self.queries.queries
+        run = None if self.queries.run is None else read_run(self.queries.run)
+        search = (self.queries.first_pass or DenseRetriever(str(self.index.path))) % max(
+            1, self.depth
+        )
+        Compose((stage, search)).check_after(())
+        vectors, found = [], []
+        with tqdm(total=len(frame), unit="query", disable=not self.progress) as bar:
+            for batch in batches(frame, BATCH):
+                encoded = stage.transform(batch)
+                need(encoded, ["query_vec"], repr(stage))
+                vectors.append(stack(encoded["query_vec"], repr(stage), encoded["qid"]))
+                if self.depth == 0:
+                    results = batch.head(0).assign(docno="")
+                elif run is None:
+                    results = search.transform(encoded)
+                else:
+                    results = ranked(run[run["qid"].isin(set(batch["qid"]))])
+                    results = results[results["rank"] < self.depth]
+                found.extend(self._rows(batch["qid"], results))
+                bar.update(len(batch))
+        return np.concatenate(vectors), found
+
+    def _rows(self, qids: pd.Series, results: pd.DataFrame) -> list[IntArray]:
+        rows = self.index.rows(results["docno"])
+        place = {qid: number for number, qid in enumerate(qids)}
+        owner = np.array([place[qid] for qid in results["qid"]], dtype=np.int64)
+        order = np.argsort(owner, kind="stable")
+        cuts = np.searchsorted(owner[order], np.arange(1, len(qids)))
+        return np.split(rows[order], cuts)
+
+
+def _keep(
+    folder: Path,
+    arrays: dict[str, npt.NDArray[Any]],
+    lines: Sequence[tuple[str, str]],
+    meta: dict[str, Any],
+) -> None:
+    """Writes everything under another name, which becomes the folder's at the end."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise FileFormatError(f"cache '{folder.parent}' cannot be written: {error}") from error
+    try:
+        for name, array in arrays.items():
+            np.save(place / f"{name}.npy", array, allow_pickle=False)
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        (place / "queries.jsonl").write_text(text, encoding="utf-8")
+        write_json(meta, place / "meta.json")
+        shutil.rmtree(folder, ignore_errors=True)  # one of another fingerprint, or damaged
+        os.replace(place, folder)
+    except OSError:
+        # Another training may just have put the same data there.
+        if read_json(folder / "meta.json").get("fingerprint") != meta["fingerprint"]:
+            raise
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _read(folder: Path) -> TrainingData:
+    def array(name: str) -> Any:
+        return np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+
+    try:
+        meta = read_json(folder / "meta.json")
+        text = (folder / "queries.jsonl").read_text(encoding="utf-8")
+        pairs = [json.loads(line) for line in text.split("\n") if line]
+        return TrainingData(
+            np.array([qid for qid, _ in pairs], dtype=object),
+            np.array([query for _, query in pairs], dtype=object),
+            array("vectors"),
+            array("feedback"),
+            Lists(np.asarray(array("positives_ptr")), array("positives")),
+            Lists(np.asarray(array("negatives_ptr")), array("negatives")),
+            meta["counts"],
+            meta["fingerprint"],
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise FileFormatError(
+            f"prepared data '{folder}' cannot be read ({error}); remove the folder"
+        ) from error
+
+
+def inputs_of(path: PathLike) -> str:
+    """Returns the checksum of an index's metadata, for the record of a model trained on it."""
+    return sha256_of(Path(path) / "meta.json")
