@@ -49,6 +49,17 @@ class _SharedWords(Transformer):
 
 
 @dataclass(frozen=True, repr=False)
+class _Another(Transformer):
+    """Retrieves one document that nobody asked for."""
+
+    needs = ("qid", "docno")
+    gives = ("score", "rank")
+
+    def run(self, frame: pd.DataFrame, queries: pd.DataFrame | None) -> pd.DataFrame:
+        return frame.head(1).assign(docno="z", score=1.0, rank=0)
+
+
+@dataclass(frozen=True, repr=False)
 class _Renoticed(_SharedWords):
     def run(self, frame: pd.DataFrame, queries: pd.DataFrame | None) -> pd.DataFrame:
         notice("were cut", list(frame["qid"].unique()))
@@ -207,6 +218,12 @@ def test_notices_name_the_users_queries() -> None:
 def test_reranker_that_drops_documents_is_refused() -> None:
     with pytest.raises(FrameError, match=r"no score for docno 'c' of qid '1'; it must return ev"):
         TextFeedbackReranker(_SharedWords() >> Cutoff(2), fb_docs=1)(found("1"))
+
+
+def test_stage_that_retrieves_other_documents_is_refused() -> None:
+    more = _SharedWords() ^ _Another()
+    with pytest.raises(FrameError, match=r"returned 4 documents for the 3 it was given"):
+        TextFeedbackReranker(more, fb_docs=1)(found("1"))
 
 
 def test_reranker_that_lacks_a_column_is_found_without_running() -> None:
