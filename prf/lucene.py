@@ -44,6 +44,7 @@ from prf.prebuilt import local_path
 _QUERIES_PER_THREAD = 64
 _ANSWER_BYTES = 1 << 28
 _KINDS = {"lucene": "texts", "impact": "impacts"}
+_INSTEAD = {"lucene": "BM25", "impact": "UniCoil, Splade or EncodedQueries, then Impact"}
 
 IntIds = npt.NDArray[np.int64] | Sequence[int]
 
@@ -199,7 +200,7 @@ class LuceneIndex:
         Raises:
             IndexStateError: For an impact index, whose terms are those of its encoder.
         """
-        self._expect_kind("lucene", "analysed text", "the encoder's terms and search_impacts")
+        self._expect_kind("lucene", "analysed text", _INSTEAD["impact"])
         return analyze(texts)
 
     def search(
@@ -231,7 +232,7 @@ class LuceneIndex:
             SpecError: For a weight that is not a finite number, and k, k1, b or threads out of
                 range.
         """
-        self._expect_kind("lucene", "BM25", "search_impacts")
+        self._expect_kind("lucene", "BM25", _INSTEAD["impact"])
         _check_k(k)
         _check_bm25(k1, b)
 
@@ -261,7 +262,7 @@ class LuceneIndex:
             IndexStateError: For an index of texts.
             SpecError: For a weight that is not a finite number, and k or threads out of range.
         """
-        self._expect_kind("impact", "impact search", "search (BM25)")
+        self._expect_kind("impact", "impact search", _INSTEAD["lucene"])
         _check_k(k)
 
         def ask(request: bytes, depth: int, workers: int) -> bytes:

@@ -96,6 +96,11 @@ def read_encoded_queries(path: PathLike) -> dict[str, dict[str, int]]:
             )
         if not qid:
             raise FileFormatError(f"{where}: the qid is empty; give every query one")
+        if terms.startswith('{"') and terms.endswith("}"):
+            raise FileFormatError(
+                f"{where}: the terms are JSON; write each term as often as its weight says, "
+                "qid<TAB>term term term"
+            )
         if qid in lines:
             raise FileFormatError(
                 f"{where}: qid {qid!r} was already given in line {lines[qid]}; one line per query"

@@ -534,3 +534,9 @@ def test_bm25_prf_keeps_a_query_term_that_no_feedback_document_has() -> None:
     new = BM25Prf("x").reformulate(query, replace(TWO, terms=own))
     none = np.log(0.5 * (1000 - 9 - 2 + 0.5) / ((9 + 0.5) * (2 + 0.5)))
     assert new["bird"] == pytest.approx(none, abs=1e-5)
+
+
+@pytest.mark.java
+def test_query_that_is_no_text_is_named(material: Material) -> None:
+    with pytest.raises(FrameError, match=r"query of qid '2' is None, not text"):
+        BM25(material.lucene)(queries(("1", "cat"), ("2", None)))

@@ -351,11 +351,11 @@ def test_kinds_are_not_confused(tmp_path: Path) -> None:
     impact = make(tmp_path / "impact", [("x", {"cat": 1}, "")])
     lucene_build.build(tmp_path / "text", [("x", "cat")])
     text = lucene.open_index(tmp_path / "text")
-    with pytest.raises(IndexStateError, match=r"is of kind 'impact'; use search_impacts"):
+    with pytest.raises(IndexStateError, match=r"is of kind 'impact'; use UniCoil"):
         impact.search([{"cat": 1}], 5, 0.9, 0.4)
-    with pytest.raises(IndexStateError, match=r"is of kind 'impact'; use the encoder's terms"):
+    with pytest.raises(IndexStateError, match=r"is of kind 'impact'; use UniCoil"):
         impact.analyze(["cat"])
-    with pytest.raises(IndexStateError, match=r"is of kind 'lucene'; use search \(BM25\)"):
+    with pytest.raises(IndexStateError, match=r"is of kind 'lucene'; use BM25"):
         text.search_impacts([{"cat": 1}], 5)
 
 

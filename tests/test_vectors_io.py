@@ -89,6 +89,7 @@ def test_repetition_is_weight(tmp_path: Path, name: str) -> None:
         ("cat dog", "expected qid<TAB>terms, found no tab"),
         ("1\tcat\tdog", "expected qid<TAB>terms, found 2 tabs"),
         ("\tcat", "the qid is empty"),
+        ('1\t{"cat": 2}', "the terms are JSON"),
         ("0\tcat", "qid '0' was already given in line 1"),
     ],
 )

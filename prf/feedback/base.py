@@ -275,6 +275,9 @@ def query_terms(queries: pd.DataFrame, index: LuceneIndex) -> pd.Series:
     """Returns each query as weighted terms: ``query_toks`` if there, else its analysed text."""
     if "query_toks" in queries.columns:
         return queries["query_toks"]
+    for qid, text in zip(queries["qid"], queries["query"], strict=True):
+        if not isinstance(text, str):
+            raise FrameError(f"query of qid {qid!r} is {text!r}, not text")
     return column(objects(index.analyze(list(queries["query"]))))
 
 
