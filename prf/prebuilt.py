@@ -97,7 +97,8 @@ def prebuilt(name: str) -> Prebuilt:
     if name not in known:
         raise SpecError(
             f"Pyserini has no prebuilt index {name!r} that can be used here"
-            f"{did_you_mean(name, known)} ({len(known):,} names are known)"
+            f"{did_you_mean(name, known)} ({len(known):,} names are known; "
+            '`python -c "from prf.prebuilt import names; print(*names(), sep=chr(10))"` lists them)'
         )
     return known[name]
 
