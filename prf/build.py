@@ -25,7 +25,7 @@ Documents = PathLike | Iterable[tuple[str, str]]
 """A document file, an ``ir_datasets:`` name, or (docno, text) pairs."""
 
 
-def _documents(docs: Documents, fields: Sequence[str]) -> tuple[Iterable[tuple[str, str]], str]:
+def read_first(docs: Documents, fields: Sequence[str]) -> tuple[Iterable[tuple[str, str]], str]:
     """Returns the documents, the first of them read, and their file's name."""
     if not isinstance(docs, (str, os.PathLike)):
         return docs, ""
@@ -34,7 +34,8 @@ def _documents(docs: Documents, fields: Sequence[str]) -> tuple[Iterable[tuple[s
     return chain(list(islice(pairs, 1)), pairs), os.fspath(docs)
 
 
-def _refuse_existing(path: PathLike, force: bool) -> None:
+def refuse_existing(path: PathLike, force: bool) -> None:
+    """Raises if the folder is there and may not be replaced, before any work."""
     if os.path.exists(path) and not force:
         raise IndexStateError(
             f"index '{os.fspath(path)}' exists; choose another name or overwrite it (--force)"
@@ -69,8 +70,8 @@ def build_lucene(
     Returns:
         The index's metadata.
     """
-    _refuse_existing(path, force)
-    pairs, name = _documents(docs, fields)
+    refuse_existing(path, force)
+    pairs, name = read_first(docs, fields)
     return lucene_build.build(
         path,
         pairs,
@@ -114,7 +115,7 @@ def build_impact(
         IndexStateError: If the folder exists.
         FileFormatError: For a missing or malformed file, or a repeated docno.
     """
-    _refuse_existing(path, force)
+    refuse_existing(path, force)
     name = os.fspath(vectors) if isinstance(vectors, (str, os.PathLike)) else ""
     return lucene_build.build_impact(
         path,
@@ -185,8 +186,8 @@ def build_dense(
     Warns:
         PrfWarning: If documents were longer than the model takes and were cut; says how many.
     """
-    _refuse_existing(path, force)
-    pairs, name = _documents(docs, fields)
+    refuse_existing(path, force)
+    pairs, name = read_first(docs, fields)
     model = load_encoder(
         encoder, device, layout=layout, precision=precision, document_length=max_length
     )
@@ -242,7 +243,7 @@ def build_vectors(
     Returns:
         The index's metadata.
     """
-    _refuse_existing(path, force)
+    refuse_existing(path, force)
     return dense_build.build_from_vectors(
         path,
         vectors,

@@ -117,6 +117,24 @@ def feedback_ids(
     return whole, cut
 
 
+def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the ids of each text, uncut; special tokens only where the text spells them."""
+    if not texts:
+        return []
+    with warnings.catch_warnings():
+        # The tokenizer warns that some text is longer than the model takes; callers count them.
+        warnings.simplefilter("ignore")
+        encoded = tokenizer(
+            [utf8(text).decode() for text in texts],
+            add_special_tokens=False,
+            truncation=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+    return list(encoded["input_ids"])
+
+
 @dataclass(frozen=True, eq=False)
 class Reader:
     """Turns texts into the ids that a model of one layout reads.
@@ -151,22 +169,10 @@ class Reader:
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of each text, uncut; special tokens only where the text spells them."""
-        if not texts:
-            return []
         if self.layout == "ance":
             # ANCE is uncased, but fast tokenizers do not heed the flag that says so.
             texts = [text.lower() for text in texts]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            encoded = self.tokenizer(
-                [utf8(text).decode() for text in texts],
-                add_special_tokens=False,
-                truncation=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,
-            )
-        return list(encoded["input_ids"])
+        return token_ids(self.tokenizer, texts)
 
     def read(self, texts: Sequence[str], side: Side, max_length: int) -> Ids:
         """Returns the ids of queries or documents, at most ``max_length`` for each."""

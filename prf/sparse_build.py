@@ -15,8 +15,9 @@ from typing import Any, get_args
 
 from tqdm import tqdm
 
+from prf.build import Documents, read_first, refuse_existing
 from prf.checkpoints import weights_digest
-from prf.errors import FileFormatError, IndexStateError, PrfWarning, SpecError
+from prf.errors import FileFormatError, PrfWarning, SpecError
 from prf.frames import IntArray
 from prf.lucene_build import OnEmpty, build_impact
 from prf.sparse_models import (
@@ -62,7 +63,7 @@ def encode_documents(
 
 def build_sparse(
     path: PathLike,
-    docs: PathLike | Iterable[tuple[str, str]],
+    docs: Documents,
     encoder: str,
     kind: Kind,
     *,
@@ -120,11 +121,10 @@ def build_sparse(
     Warns:
         PrfWarning: If documents were longer than the model takes and were cut; says how many.
     """
+    refuse_existing(path, force)
     name = os.fspath(path)
-    if os.path.exists(name) and not force:
-        raise IndexStateError(f"index '{name}' exists; choose another name or overwrite it (force)")
-    if isinstance(docs, (str, os.PathLike)):
-        source, docs = source or os.fspath(docs), read_docs(docs, fields)
+    docs, file = read_first(docs, fields)
+    source = source or file
     if kind not in get_args(Kind):
         raise SpecError(f"kind is {kind!r}; one of 'unicoil', 'splade'")
     model: SparseModel = (load_unicoil if kind == "unicoil" else load_splade)(encoder, device)

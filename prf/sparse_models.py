@@ -6,7 +6,6 @@ follow Pyserini, so that its published indexes and encoded queries fit what is e
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,8 +26,7 @@ from prf.checkpoints import (
 )
 from prf.errors import IndexStateError, SpecError, require
 from prf.frames import IntArray, ObjectArray, objects
-from prf.jvm import utf8
-from prf.layouts import Side
+from prf.layouts import Side, token_ids
 
 Kind = Literal["unicoil", "splade"]
 Rounding = Literal["round", "ceil"]
@@ -128,20 +126,7 @@ class SparseModel:
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the token ids of each text, without special tokens, uncut."""
-        if not texts:
-            return []
-        with warnings.catch_warnings():
-            # The tokenizer warns that some text is longer than the model takes; we count them.
-            warnings.simplefilter("ignore")
-            encoded = self._tokenizer(
-                [utf8(text).decode() for text in texts],
-                add_special_tokens=False,
-                truncation=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,
-            )
-        return list(encoded["input_ids"])
+        return token_ids(self._tokenizer, texts)
 
     def layout(
         self, texts: Sequence[str], max_length: int, expansions: Sequence[str] | None = None

@@ -270,6 +270,7 @@ def test_bad_runs(prf: Prf, data: str | bytes, code: int, says: str) -> None:
         ("index new --docs docs.jsonl --with-text", 2, "--with-text has no meaning"),
         ("index new --docs docs.jsonl --similarity cosine", 2, "--similarity has no meaning"),
         ("index new --docs docs.jsonl --sparse splade", 2, "--sparse says what kind"),
+        ("index new --docs no.jsonl --encoder m --sparse splade", 4, "'no.jsonl' does not exist"),
         ("index new --docs docs.jsonl --encoder m --sparse x", 2, "kind is 'x'"),
         ("index new --docs docs.jsonl --encoder m --max-terms 5", 2, "--max-terms has no meaning"),
         ("index new --impacts v.jsonl --docs docs.jsonl", 2, "--docs has no meaning"),
