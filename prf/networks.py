@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from prf.checkpoints import fill, model_path, read_weights, reading, refuse_missing
@@ -33,10 +34,20 @@ class Network:
     reader: Reader
     dim: int
 
+    @property
+    def token_types(self) -> int:
+        """How many token types the backbone tells apart."""
+        return int(getattr(self.backbone.config, "type_vocab_size", 0))
+
 
 @lru_cache(maxsize=4)
 def load_network(name: str, device: str, layout: Layout, half: bool) -> Network:
-    """Opens the model of a layout, once.
+    """Opens the model of a layout, once; see `read_network`."""
+    return read_network(name, device, layout, half)
+
+
+def read_network(name: str, device: str, layout: Layout, half: bool = False) -> Network:
+    """Reads the model of a layout: weights of its own, which training may change.
 
     Args:
         name: Local folder or hub id.
@@ -90,6 +101,28 @@ def load_network(name: str, device: str, layout: Layout, half: bool) -> Network:
         Reader.of(layout, tokenizer, positions, where),
         int(config.hidden_size if head is None else head[0].out_features),
     )
+
+
+def save_network(network: Network, folder: Path) -> None:
+    """Writes a model so that `load_network` reads it with its layout: weights, config, tokenizer.
+
+    Args:
+        network: The model; weights are written as float32 safetensors.
+        folder: Made if it is not there.
+    """
+    torch = require("torch", "cpu", "saving a model")
+    folder.mkdir(parents=True, exist_ok=True)
+    network.reader.tokenizer.save_pretrained(folder)
+    network.backbone.config.save_pretrained(folder)
+    state = network.backbone.state_dict()
+    if network.head is not None:
+        state = {f"roberta.{name}": value for name, value in state.items()}
+        for place, prefix in enumerate(HEAD):
+            own = network.head[place].state_dict()
+            state |= {prefix + name: value for name, value in own.items()}
+    save = require("safetensors.torch", "cpu", "saving a model").save_file
+    whole = {name: value.to("cpu", torch.float32).contiguous() for name, value in state.items()}
+    save(whole, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def _ance(where: str, config: Any, weights: dict[str, Any]) -> tuple[Any, Any]:

@@ -26,9 +26,10 @@ from prf.checkpoints import (
 )
 from prf.errors import IndexStateError, SpecError, require
 from prf.frames import IntArray, ObjectArray, objects
-from prf.layouts import Side, token_ids
+from prf.layouts import Reader, Side, padded, segments, token_ids
 
 Kind = Literal["unicoil", "splade"]
+Activation = Literal["relu", "log1p"]
 Rounding = Literal["round", "ceil"]
 
 
@@ -93,6 +94,19 @@ class Weights(NamedTuple):
     ptr: IntArray
     ids: IntArray
     values: npt.NDArray[np.float64]
+
+
+def whole_terms(
+    weights: Weights, vocabulary: ObjectArray, quantisation: Quantisation
+) -> list[dict[str, int]]:
+    """Returns term to whole weight of each text; a weight that becomes 0 is left out."""
+    levels = quantisation(weights.values)
+    row = np.repeat(np.arange(len(weights.ptr) - 1), np.diff(weights.ptr))
+    keep = levels > 0
+    ptr = np.searchsorted(row[keep], np.arange(len(weights.ptr)))
+    names, levels = vocabulary[weights.ids[keep]], levels[keep]
+    slices = [slice(a, b) for a, b in pairwise(ptr)]
+    return [dict(zip(names[s].tolist(), levels[s].tolist(), strict=True)) for s in slices]
 
 
 # Models
@@ -173,14 +187,28 @@ class SparseModel:
             truncated: Called with the positions of texts that were cut.
             progress: Called with the number of texts done since the last call.
         """
-        torch = require("torch", "cpu", "encoding")
         rows, cut = self.layout(texts, max_length or self.limits[side], expansions)
         if truncated is not None:
             truncated(cut)
-        found = [(np.zeros(0, np.int64), np.zeros(0, np.float64))] * len(texts)
+        return self.encode_ids(
+            rows, side, max_terms=max_terms, batch_size=batch_size, progress=progress
+        )
+
+    def encode_ids(
+        self,
+        rows: Sequence[Sequence[int]],
+        side: Side,
+        *,
+        max_terms: int = 0,
+        batch_size: int = 32,
+        progress: Callable[[int], object] | None = None,
+    ) -> Weights:
+        """Encodes what the model reads for each text, special tokens included; see `encode`."""
+        torch = require("torch", "cpu", "encoding")
+        found = [(np.zeros(0, np.int64), np.zeros(0, np.float64))] * len(rows)
         order = sorted((i for i, ids in enumerate(rows) if ids), key=lambda i: -len(rows[i]))
         if progress is not None:
-            progress(len(texts) - len(order))
+            progress(len(rows) - len(order))
         with torch.inference_mode():
             for start in range(0, len(order), batch_size):
                 part = order[start : start + batch_size]
@@ -201,22 +229,12 @@ class SparseModel:
 
     def terms(self, weights: Weights, quantisation: Quantisation) -> list[dict[str, int]]:
         """Returns term to whole weight of each text; a weight that becomes 0 is left out."""
-        levels = quantisation(weights.values)
-        row = np.repeat(np.arange(len(weights.ptr) - 1), np.diff(weights.ptr))
-        keep = levels > 0
-        ptr = np.searchsorted(row[keep], np.arange(len(weights.ptr)))
-        names, levels = self.vocabulary[weights.ids[keep]], levels[keep]
-        slices = [slice(a, b) for a, b in pairwise(ptr)]
-        return [dict(zip(names[s].tolist(), levels[s].tolist(), strict=True)) for s in slices]
+        return whole_terms(weights, self.vocabulary, quantisation)
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Any, Any]:
         """Returns ids and a mask of what is no padding, (n, longest)."""
         torch = require("torch", "cpu", "encoding")
-        lengths = np.array([len(ids) for ids in rows])
-        table = np.full((len(rows), lengths.max()), self._pad, dtype=np.int64)
-        for place, ids in enumerate(rows):
-            table[place, : len(ids)] = ids
-        mask = np.arange(table.shape[1]) < lengths[:, None]
+        table, mask = padded(rows, self._pad)
         return torch.from_numpy(table).to(self.device), torch.from_numpy(mask).to(self.device)
 
     def _batch(
@@ -296,25 +314,44 @@ class UniCoilModel(SparseModel):
 
 
 class SpladeModel(SparseModel):
-    """SPLADE: a weight for any term, max over the text's tokens of log(1 + ReLU(logit))."""
+    """SPLADE: a weight for any term, max over the text's tokens of log(1 + ReLU(logit)).
+
+    Args:
+        name: For messages.
+        tokenizer: The model's.
+        model: A masked language model of transformers.
+        device: Where it is.
+        activation: ``log1p``, or ``relu`` without the logarithm (LoL).
+        skip: Terms with a smaller id have no weight, but for [UNK].
+        two_parts: What follows the first [SEP] has the second token type.
+    """
 
     kind = "splade"
     limits: ClassVar[dict[Side, int]] = {"query": 256, "document": 512}
     BLOCK = 4096
     """Terms whose logits are computed at a time; changes no bit of them."""
 
-    def __init__(self, name: str, tokenizer: Any, model: Any, device: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Any,
+        model: Any,
+        device: str,
+        *,
+        activation: Activation = "log1p",
+        skip: int = 0,
+        two_parts: bool = False,
+    ) -> None:
         super().__init__(name, tokenizer, model.config, device)
         torch = require("torch", "cpu", "encoding")
-        decoder = model.get_output_embeddings()
+        self.activation, self.two_parts = activation, two_parts
+        self.reader = Reader.of("cls", tokenizer, self.positions, f"model '{name}'")
+        self.allowed = torch.from_numpy(allowed_terms(tokenizer, skip)).to(device)
         ids, mask = self._padded([[self._cls, self._sep]])
         with torch.inference_mode():
             expected = model(input_ids=ids, attention_mask=mask).logits[0]
             # Logits are made text by text in `_batch`, so the model itself stops before them.
-            parent, _, child = next(
-                key for key, module in model.named_modules() if module is decoder
-            ).rpartition(".")
-            setattr(model.get_submodule(parent), child, torch.nn.Identity())
+            decoder = take_decoder(model)
             self._model = model
             self._weight, self._bias = decoder.weight.detach(), decoder.bias
             found = self._logits(model(input_ids=ids, attention_mask=mask).logits[0])
@@ -338,15 +375,44 @@ class SpladeModel(SparseModel):
         self, rows: Sequence[Sequence[int]], side: Side
     ) -> Iterator[tuple[IntArray, npt.NDArray[np.float64]]]:
         ids, mask = self._padded(rows)
-        hidden = self._model(input_ids=ids, attention_mask=mask).logits
+        given = {"input_ids": ids, "attention_mask": mask}
+        if self.two_parts and getattr(self._model.config, "type_vocab_size", 0) > 1:
+            given["token_type_ids"] = segments(ids, self._sep)
+        hidden = self._model(**given).logits
         size = len(self.vocabulary)  # a checkpoint may have more rows than there are terms
         for row, tokens in enumerate(rows):
             # log(1 + relu(x)) never falls as x grows, so the maximum may come first; text by text
             # there is no padding to compute, and never more than one text's logits in memory.
-            weights = self._logits(hidden[row, : len(tokens)])[:size].relu().add(1).log()
-            weights = weights.cpu().numpy()
+            weights = self._logits(hidden[row, : len(tokens)])[:size].relu()
+            if self.activation == "log1p":
+                weights = weights.add(1).log()
+            weights = weights.mul(self.allowed).cpu().numpy()
             (terms,) = np.nonzero(weights)
             yield terms.astype(np.int64), weights[terms].astype(np.float64)
+
+
+def allowed_terms(tokenizer: Any, skip: int) -> npt.NDArray[np.float32]:
+    """Returns 1 for each term that may have a weight, 0 for ids below ``skip`` but for [UNK]."""
+    allowed = np.ones(len(tokenizer), dtype=np.float32)
+    allowed[:skip] = 0
+    if tokenizer.unk_token_id is not None:
+        allowed[tokenizer.unk_token_id] = 1
+    return allowed
+
+
+def take_decoder(model: Any) -> Any:
+    """Takes the layer that makes logits out of a masked language model, and returns it."""
+    torch = require("torch", "cpu", "loading a model")
+    decoder = model.get_output_embeddings()
+    put_decoder(model, decoder, torch.nn.Identity())
+    return decoder
+
+
+def put_decoder(model: Any, old: Any, new: Any) -> None:
+    """Puts another layer in the place of one of a model's."""
+    name = next(key for key, module in model.named_modules() if module is old)
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, new)
 
 
 # Loading
@@ -402,10 +468,53 @@ def _load_unicoil(name: str, device: str) -> UniCoilModel:
     return UniCoilModel(name, tokenizer, bert, projection.float().to(device), device)
 
 
+def load_revised(
+    model: str, device: str, activation: Activation, skip: int, two_parts: bool
+) -> SpladeModel:
+    """Opens a sparse model that reads feedback, as `prf train` makes it, once.
+
+    Args:
+        model: Local folder or hub id of a masked language model.
+        device: ``cpu``, ``cuda``, ...
+        activation: As for `SpladeModel`.
+        skip: As there.
+        two_parts: As there.
+
+    Raises:
+        MissingDependency: As `load_splade`.
+        IndexStateError: As `load_splade`.
+    """
+    return _load_splade(model, device, activation, skip, two_parts)
+
+
 @lru_cache(maxsize=4)
-def _load_splade(name: str, device: str) -> SpladeModel:
+def _load_splade(
+    name: str,
+    device: str,
+    activation: Activation = "log1p",
+    skip: int = 0,
+    two_parts: bool = False,
+) -> SpladeModel:
     where = f"splade model '{name}'"
     check_device(device, where)
+    tokenizer, model = read_masked_model(name, where)
+    return SpladeModel(
+        name,
+        tokenizer,
+        model.float().to(device).eval(),
+        device,
+        activation=activation,
+        skip=skip,
+        two_parts=two_parts,
+    )
+
+
+def read_masked_model(name: str, where: str) -> tuple[Any, Any]:
+    """Reads tokenizer and masked language model, all weights of which the checkpoint holds.
+
+    Raises:
+        IndexStateError: If it cannot be found or read, or lacks weights.
+    """
     transformers = require("transformers", "cpu", where)
     path = model_path(name)
     with reading(where, FOLDER):
@@ -414,4 +523,4 @@ def _load_splade(name: str, device: str) -> SpladeModel:
             path, use_safetensors=True, output_loading_info=True
         )
     refuse_missing(where, sorted(report["missing_keys"]), "a splade model")
-    return SpladeModel(name, tokenizer, model.float().to(device).eval(), device)
+    return tokenizer, model

@@ -1,6 +1,6 @@
 """What a training is told: dataclasses that map one to one onto the YAML of ``prf train``.
 
-    method: tprf                      which network
+    method: tprf                      which network: tprf, encoder, sparse_encoder
     output: models/tprf               the folder to make
     index: indexes/nfcorpus-minilm    dense index; its vectors stay as they are
     train: {topics: ..., qrels: ..., queries: {QueryEncoder: {model: minilm}}}
@@ -23,10 +23,13 @@ import pyterrier as pt
 
 from prf.errors import FileFormatError, SpecError, did_you_mean, shorten
 from prf.evaluation import parse_measures
+from prf.layouts import Layout, Truncation
 from prf.pipeline import Count, Depth, Transformer, check_value
+from prf.sparse_models import Activation
 from prf.spec import _parse, _with_stages, to_spec
 from prf.trec import PathLike, read_lines
 
+Method = Literal["tprf", "encoder", "sparse_encoder"]
 Residual = Literal["none", "query", "rocchio"]
 LossKind = Literal["full_softmax", "sampled_softmax"]
 Label = Literal["lowest", "random", "each"]
@@ -45,7 +48,7 @@ class Config:
             value = getattr(self, item.name)
             where = f"{type(self).__name__}.{item.name}"
             inner = _inner(hints[item.name])
-            if inner is not None and not isinstance(value, (inner, type(None))):
+            if inner and not isinstance(value, (*inner, type(None))):
                 raise SpecError(f"{where} must be a mapping, not {shorten(value)}")
             object.__setattr__(self, item.name, check_value(value, hints[item.name], where))
         self.check()
@@ -72,8 +75,8 @@ class Config:
                 raise SpecError(f"unknown key {name!r}{inside}{close or _listed(known)}")
             place = f"{where}.{name}" if where else str(name)
             inner = _inner(hints[name])
-            if inner is not None and value is not None:
-                given[name] = inner.read(value, place)
+            if inner and value is not None:
+                given[name] = cls.nested(name, inner, values).read(value, place)
             else:
                 given[name] = _with_stages(value, hints[name], place)
         for name, item in known.items():
@@ -86,14 +89,21 @@ class Config:
             place = f"{where}." if where else ""
             raise SpecError(str(error).replace(f"{cls.__name__}.", place, 1)) from error
 
+    @classmethod
+    def nested(
+        cls, name: str, kinds: tuple[type[Config], ...], values: Mapping[str, Any]
+    ) -> type[Config]:
+        """Returns which of several dataclasses a nested mapping is, given all values beside it."""
+        return kinds[0]
+
     def spec(self) -> dict[str, Any]:
         """Returns plain mappings, lists and numbers with every default; the inverse of `read`."""
         return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}  # type: ignore[arg-type]
 
 
-def _inner(hint: Any) -> type[Config] | None:
+def _inner(hint: Any) -> tuple[type[Config], ...]:
     options = (hint, *get_args(hint))
-    return next((o for o in options if isinstance(o, type) and issubclass(o, Config)), None)
+    return tuple(o for o in options if isinstance(o, type) and issubclass(o, Config))
 
 
 def _listed(known: Mapping[str, Any]) -> str:
@@ -115,21 +125,26 @@ class QuerySet(Config):
     Args:
         topics: Topics file, or ``ir_datasets:NAME``.
         qrels: Judgments.
-        queries: A stage that adds ``query_vec`` to topics.
-        first_pass: A pipeline from there to a ranking; `DenseRetriever` over the index if neither
-            this nor ``run`` is given.
+        queries: A stage that adds to topics what the first pass needs: ``query_vec``, or
+            ``query_toks`` for an impact index. May be left out where nothing reads it.
+        first_pass: A pipeline from there to a ranking; a search of the index if neither this nor
+            ``run`` is given.
         run: A run file instead.
         rel: Grade from which a document is relevant.
     """
 
     topics: str
     qrels: str
-    queries: pt.Transformer
+    queries: pt.Transformer | None = None
     first_pass: pt.Transformer | None = None
     run: str | None = None
     rel: Count = 1
 
     def check(self) -> None:
+        if self.queries is None and self.first_pass is None and self.run is None:
+            raise SpecError(
+                "queries, first_pass and run are all missing; name where results come from"
+            )
         if self.first_pass is not None and self.run is not None:
             raise SpecError("first_pass and run both give first results; leave one out")
         for stage in (self.queries, self.first_pass):
@@ -191,8 +206,83 @@ class TprfNetwork(Config):
 
 
 @dataclass(frozen=True)
+class EncoderNetwork(Config):
+    """A text encoder that reads the feedback passages too, and how its input is packed.
+
+    Args:
+        base: The encoder it starts from, head included; the documents' vectors are of this one.
+        layout: Its layout (see `QueryEncoder`).
+        fb_docs: The most passages it reads; 0 for the query alone.
+        truncation: ``official``, ``pyserini`` or ``lol`` (see `EncoderPrf`).
+        max_length: Tokens read in all, special ones included.
+        query_length: Tokens of the query, special ones included.
+        passage_length: Tokens of each passage with two special ones; 0 for ``max_length``.
+        dropout: Share of activations dropped in training.
+    """
+
+    base: str
+    layout: Layout
+    fb_docs: Depth = 3
+    truncation: Truncation = "official"
+    max_length: Count = 512
+    query_length: Count = 64
+    passage_length: Depth = 0
+    dropout: float = 0.1
+
+    def check(self) -> None:
+        _share(self, "dropout")
+        _lengths(self)
+
+
+@dataclass(frozen=True)
+class SparseNetwork(Config):
+    """A masked language model that reads query and passages and weighs the terms of a new query.
+
+    Args:
+        base: The model it starts from.
+        fb_docs: The most passages it reads.
+        truncation: As for `EncoderNetwork`.
+        max_length: As there.
+        query_length: As there.
+        passage_length: As there.
+        dropout: Share of activations dropped in training.
+        activation: Of the largest logit over the tokens: ``relu`` (LoL), or ``log1p`` of that
+            (SPLADE).
+        skip: Terms with a smaller id get no weight, but for [UNK]: BERT's special ones.
+        norm: ``l2`` divides the weights in the loss by their length, so that the temperature holds
+            for every query; a search ranks the same without.
+    """
+
+    base: str
+    fb_docs: Depth = 5
+    truncation: Truncation = "lol"
+    max_length: Count = 512
+    query_length: Count = 130
+    passage_length: Depth = 130
+    dropout: float = 0.1
+    activation: Activation = "relu"
+    skip: Depth = 999
+    norm: Literal["l2", "none"] = "l2"
+
+    def check(self) -> None:
+        _share(self, "dropout")
+        _lengths(self)
+
+
+NETWORKS: dict[Method, type[Config]] = {
+    "tprf": TprfNetwork,
+    "encoder": EncoderNetwork,
+    "sparse_encoder": SparseNetwork,
+}
+"""The dataclass of ``network`` for each method."""
+
+
+@dataclass(frozen=True)
 class Loss(Config):
     """What is minimised (see `prf.losses`).
+
+    LoL revises each query ``1 + n_compare`` times with different amounts of feedback. The loss of
+    the query is the mean of theirs, and ``lambda_cr`` times what more feedback made worse.
 
     Args:
         kind: ``full_softmax`` over all documents, or ``sampled_softmax`` over drawn negatives.
@@ -204,6 +294,8 @@ class Loss(Config):
             ``host`` chunk by chunk.
         negatives: For ``sampled_softmax``: how many are drawn for a query at each step.
         negative_depth: For it: how far down the first results they are drawn from.
+        n_compare: Further revisions of each query beside the first.
+        lambda_cr: Weight of the comparison between them.
     """
 
     kind: LossKind = "full_softmax"
@@ -213,8 +305,15 @@ class Loss(Config):
     documents_on: Literal["device", "host"] = "device"
     negatives: Count = 20
     negative_depth: Count = 100
+    n_compare: Depth = 0
+    lambda_cr: float = 0.0
 
     def check(self) -> None:
+        name = f"{type(self).__name__}.lambda_cr"
+        if self.lambda_cr < 0:
+            raise SpecError(f"{name} is {self.lambda_cr}; at least 0")
+        if self.lambda_cr and not self.n_compare:
+            raise SpecError(f"{name} is {self.lambda_cr}, but n_compare 0: nothing to compare")
         if self.temperature <= 0:
             raise SpecError(f"{type(self).__name__}.temperature is {self.temperature}; above 0")
         if self.kind == "sampled_softmax" and self.label == "each":
@@ -233,13 +332,18 @@ class Loop(Config):
         warmup: Share of all updates in which it rises from 0; then it falls to 0 in a line.
         weight_decay: AdamW's, on matrices only.
         clip: Largest length of the gradient; 0 for no limit.
-        depths: Feedback depths; one is drawn for each batch. The network's own if empty.
+        depths: Feedback depths; ``1 + n_compare`` different ones are drawn for each query. The
+            network's own if empty.
+        shuffle: Draw an order of the feedback documents for each query at each update, instead of
+            that of their ranks; the revisions of a query share it.
         seed: Of weights, order, depths, dropout and drawn negatives.
-        patience: Epochs without a better dev figure after which training stops; 0 for never.
+        figure_every: Updates between two dev figures; 0 for one after each epoch.
+        patience: Dev figures without a better one after which training stops; 0 for never.
+        group: Texts of like length that go through an encoder at a time; changes rounding only.
         bf16: Compute the network in bfloat16 what torch holds safe for it.
         device: ``cpu``, ``cuda``, ...
         threads: CPU threads; 0 for torch's choice. Another number may change the last bits.
-        save_every: Updates between two safe points; 0 for one after each epoch.
+        save_every: Updates between two safe points; 0 for one with each dev figure.
     """
 
     epochs: Count = 30
@@ -250,8 +354,11 @@ class Loop(Config):
     weight_decay: float = 0.01
     clip: float = 1.0
     depths: tuple[Depth, ...] = ()
+    shuffle: bool = False
     seed: Depth = 1
+    figure_every: Depth = 0
     patience: Depth = 0
+    group: Count = 16
     bf16: bool = False
     device: str = "cpu"
     threads: Depth = 0
@@ -271,6 +378,14 @@ class Loop(Config):
             )
 
 
+def _lengths(config: EncoderNetwork | SparseNetwork) -> None:
+    if not 3 <= config.query_length <= config.max_length:
+        raise SpecError(
+            f"{type(config).__name__}.query_length is {config.query_length}; from 3 to max_length, "
+            f"{config.max_length}"
+        )
+
+
 def _share(config: Config, name: str) -> None:
     value = getattr(config, name)
     if not 0 <= value < 1:
@@ -283,11 +398,14 @@ class Training(Config):
 
     Args:
         output: The folder to make.
-        index: Dense index with the documents' vectors.
+        index: The documents' vectors: a dense index, for ``sparse_encoder`` an impact index.
         train: The queries that are learnt from.
-        dev: The queries that choose the epoch; without them the last one is kept.
-        method: The kind of network.
-        network: Its sizes.
+        dev: The queries that choose the weights that are kept; without them the last ones are.
+        method: ``tprf``: a network over vectors (`TPRF`). ``encoder``: a dense text encoder that
+            reads the feedback (`EncoderPrf`). ``sparse_encoder``: the same, sparse
+            (`SparseEncoderPrf`).
+        network: Its sizes, by the method: `TprfNetwork`, `EncoderNetwork` or `SparseNetwork`.
+        texts: Where the passages' texts are, as for `Text`; for the encoders.
         loss: What is minimised.
         loop: How.
         cache: Folder for prepared training data.
@@ -297,25 +415,57 @@ class Training(Config):
     index: str
     train: QuerySet
     dev: DevSet | None = None
-    method: Literal["tprf"] = "tprf"
-    network: TprfNetwork = field(default_factory=TprfNetwork)
+    method: Method = "tprf"
+    network: TprfNetwork | EncoderNetwork | SparseNetwork = field(default_factory=TprfNetwork)
+    texts: str | None = None
     loss: Loss = field(default_factory=Loss)
     loop: Loop = field(default_factory=Loop)
     cache: str = os.path.join("runs", "training-data")
 
+    @classmethod
+    def nested(
+        cls, name: str, kinds: tuple[type[Config], ...], values: Mapping[str, Any]
+    ) -> type[Config]:
+        # A method that is none is named when the dataclass is made.
+        return (
+            NETWORKS.get(values.get("method", "tprf"), kinds[0]) if name == "network" else kinds[0]
+        )
+
     def check(self) -> None:
+        kind = NETWORKS[self.method]
+        if not isinstance(self.network, kind):
+            raise SpecError(f"method '{self.method}' needs a network of its own ({kind.__name__})")
+        if (self.texts is None) != (self.method == "tprf"):
+            said = "reads no texts; leave" if self.texts else "reads texts; add"
+            raise SpecError(f"method '{self.method}' {said} texts")
+        self._check_queries()
         most = self.network.fb_docs
         deep = next((k for k in self.loop.depths if k > most), None)
         if deep is not None:
             raise SpecError(f"loop.depths holds {deep}, more than network.fb_docs, {most}")
-        if self.dev is None and self.loop.patience:
-            raise SpecError("loop.patience needs dev, the queries whose figure is waited for")
+        if len(set(self.loop.depths)) < len(self.loop.depths):
+            raise SpecError("loop.depths holds a depth twice")
+        if self.loss.n_compare >= len(self.depths):
+            raise SpecError(
+                f"loss.n_compare is {self.loss.n_compare}, but loop.depths holds only "
+                f"{len(self.depths)} depths to draw {1 + self.loss.n_compare} different ones from"
+            )
+        for name in ("patience", "figure_every"):
+            if self.dev is None and getattr(self.loop, name):
+                raise SpecError(f"loop.{name} needs dev, the queries whose figure is meant")
         if self.dev is not None and (self.dev.fb_docs or 0) > most:
             raise SpecError(f"dev.fb_docs is {self.dev.fb_docs}, network.fb_docs only {most}")
 
+    def _check_queries(self) -> None:
+        if self.method != "tprf":
+            return
+        for name, part in (("train", self.train), ("dev", self.dev)):
+            if part is not None and part.queries is None:
+                raise SpecError(f"method 'tprf' reads query vectors; add {name}.queries")
+
     @property
     def depths(self) -> tuple[int, ...]:
-        """The feedback depths that batches are drawn with."""
+        """The feedback depths that are drawn from."""
         return self.loop.depths or (self.network.fb_docs,)
 
 

@@ -26,14 +26,15 @@ from tqdm import tqdm
 from prf.batch import batches, checksums
 from prf.errors import EvaluationError, FileFormatError
 from prf.frames import FloatArray, IntArray, ObjectArray, column, need, ranked, stack
-from prf.index import VectorIndex, open_index, read_json, sha256_of
+from prf.index import open_index, read_json
+from prf.lucene import open_index as open_lucene
 from prf.pipeline import Compose, Resource
-from prf.retrieve import DenseRetriever
+from prf.retrieve import DenseRetriever, Impact
 from prf.spec import to_spec
 from prf.training_config import QuerySet
 from prf.trec import PathLike, read_qrels, read_run, read_topics, write_json
 
-FORMAT = 1
+FORMAT = 2
 BATCH = 500
 
 
@@ -64,7 +65,7 @@ class TrainingData:
     Attributes:
         qids: (n,) of str.
         texts: (n,) of str.
-        vectors: (n, d) float32, the queries' own.
+        vectors: (n, d) float32, the queries' own; (n, 0) if none were asked for.
         feedback: (n, depth) rows of the index, best first; -1 where the first pass found no more.
         positives: Relevant documents that the index holds, ascending by row.
         negatives: Retrieved ones that are not relevant, best first.
@@ -97,6 +98,8 @@ def prepare(
     *,
     fb_docs: int,
     negative_depth: int = 0,
+    sparse: bool = False,
+    vectors: bool = True,
     all_queries: bool = False,
     progress: bool = False,
 ) -> TrainingData:
@@ -104,10 +107,12 @@ def prepare(
 
     Args:
         queries: Where everything comes from.
-        index: Dense index.
+        index: Dense index, or impact index for ``sparse``.
         cache: Folder in which the data is kept, in a folder named by its fingerprint.
         fb_docs: How many documents of the first pass are kept as feedback.
         negative_depth: How many of its first documents, less the positives, are negatives.
+        sparse: Rows are those of an impact index.
+        vectors: Keep the queries' vectors.
         all_queries: Keep queries without a positive in the index too, as for a dev set.
         progress: Show a bar on stderr.
 
@@ -116,60 +121,78 @@ def prepare(
         IndexStateError: If the first pass returns a document that the index does not hold.
         PrfError: Whatever a stage or a reader raises; nothing is kept then.
     """
-    inputs = _inputs(queries, index, fb_docs, negative_depth, all_queries)
+    inputs = {
+        "format": FORMAT,
+        **_sources(queries, os.fspath(index), sparse),
+        "fb_docs": fb_docs,
+        "negative_depth": negative_depth,
+        "vectors": vectors,
+        "all_queries": all_queries,
+    }
     fingerprint = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     folder = Path(cache) / fingerprint[:16]
     if read_json(folder / "meta.json").get("fingerprint") != fingerprint:
-        data = _Maker(queries, open_index(index), fb_docs, negative_depth, progress)
-        arrays, lines, counts = data.make(all_queries)
+        data = _Maker(queries, os.fspath(index), sparse, vectors, fb_docs, negative_depth)
+        arrays, lines, counts = data.make(all_queries, progress)
         _keep(folder, arrays, lines, {"fingerprint": fingerprint, "counts": counts, **inputs})
     return _read(folder)
 
 
-def _inputs(
-    queries: QuerySet, index: PathLike, fb_docs: int, negative_depth: int, all_queries: bool
-) -> dict[str, Any]:
-    """Returns all that decides the data, as JSON: names with checksums of what they hold."""
-    index = os.fspath(index)
-    resources = [Resource("dense index", index, index), *_pipeline(queries, index).resources()]
+def _sources(queries: QuerySet, index: str, sparse: bool) -> dict[str, Any]:
+    """Returns where the data comes from, as JSON: names with checksums of what they hold."""
+    stages = [queries.queries, _search(queries, index, sparse)]
+    pipeline = [stage for stage in stages if stage is not None]
+    kind = "impact index" if sparse else "dense index"
+    resources = [Resource(kind, index, index)]
+    for stage in pipeline:
+        resources += stage.resources()
     for name in (queries.topics, queries.qrels, queries.run):
         if name is not None and os.path.isfile(name):
             resources.append(Resource("file", name, name))
     return {
-        "format": FORMAT,
         "queries": {
             item.name: getattr(queries, item.name)
             for item in fields(QuerySet)
             if item.name not in ("queries", "first_pass")
         },
-        "pipeline": to_spec(_pipeline(queries, index), defaults=True),
+        "pipeline": [to_spec(stage, defaults=True) for stage in pipeline],
         "checksums": checksums(resources),
-        "fb_docs": fb_docs,
-        "negative_depth": negative_depth,
-        "all_queries": all_queries,
+        "sparse": sparse,
     }
 
 
-def _pipeline(queries: QuerySet, index: str) -> pt.Transformer:
-    """Returns the stages from topics to first results, or to vectors where a run file has them."""
-    stages = [queries.queries]
-    if queries.run is None:
-        stages.append(queries.first_pass or DenseRetriever(index))
-    return Compose(tuple(stages)) if len(stages) > 1 else queries.queries
+def _search(queries: QuerySet, index: str, sparse: bool) -> pt.Transformer | None:
+    """Returns the stage from queries to first results; None where a run file has them."""
+    if queries.run is not None:
+        return None
+    return queries.first_pass or (Impact(index) if sparse else DenseRetriever(index))
 
 
 class _Maker:
     """Makes the data of one query set."""
 
     def __init__(
-        self, queries: QuerySet, index: VectorIndex, fb_docs: int, negatives: int, progress: bool
+        self,
+        queries: QuerySet,
+        index: str,
+        sparse: bool,
+        vectors: bool,
+        fb_docs: int,
+        negatives: int,
     ) -> None:
-        self.queries, self.index = queries, index
-        self.fb_docs, self.negatives, self.progress = fb_docs, negatives, progress
+        self.queries, self.vectors = queries, vectors
+        self.search = _search(queries, index, sparse)
+        self.fb_docs, self.negatives = fb_docs, negatives
         self.depth = max(fb_docs, negatives)
+        if sparse:
+            lucene = open_lucene(index)
+            self.docnos, self.rows = lucene.docnos, lucene.docids
+        else:
+            dense = open_index(index)
+            self.docnos, self.rows = dense.docnos, dense.rows
 
     def make(
-        self, all_queries: bool
+        self, all_queries: bool, progress: bool
     ) -> tuple[dict[str, npt.NDArray[Any]], list[tuple[str, str]], dict[str, int]]:
         """Returns the arrays by name, (qid, text) of every query, and the counts."""
         topics = read_topics(self.queries.topics)
@@ -182,7 +205,7 @@ class _Maker:
                 f"{self.queries.rel} in '{self.queries.qrels}' that the index holds"
             )
         frame = topics if all_queries else topics[judged].reset_index(drop=True)
-        vectors, found = self._first_pass(frame)
+        vectors, found = self._first_pass(frame, progress)
         relevant = [positives.get(qid, np.zeros(0, dtype=np.int64)) for qid in frame["qid"]]
         feedback = np.full((len(frame), self.fb_docs), -1, dtype=np.int64)
         negatives = []
@@ -203,7 +226,7 @@ class _Maker:
         qrels = read_qrels(self.queries.qrels)
         qrels = qrels[qrels["label"] >= self.queries.rel]
         wanted = set(qrels["docno"])
-        row_of = {name: row for row, name in enumerate(self.index.docnos) if name in wanted}
+        row_of = {name: row for row, name in enumerate(self.docnos) if name in wanted}
         rows = np.array([row_of.get(docno, -1) for docno in qrels["docno"]], dtype=np.int64)
         there = rows >= 0
         out: dict[str, list[int]] = {}
@@ -212,33 +235,35 @@ class _Maker:
         counts = {"positives": int(there.sum()), "positives_not_in_index": int((~there).sum())}
         return {qid: np.array(sorted(of)) for qid, of in out.items()}, counts
 
-    def _first_pass(self, frame: pd.DataFrame) -> tuple[FloatArray, list[IntArray]]:
+    def _first_pass(self, frame: pd.DataFrame, progress: bool) -> tuple[FloatArray, list[IntArray]]:
         """Returns the query vectors, and the rows of the first results of every query."""
-        stage = self.queries.queries
-        run = None if self.queries.run is None else read_run(self.queries.run)
-        search = (self.queries.first_pass or DenseRetriever(str(self.index.path))) % max(
-            1, self.depth
-        )
-        Compose((stage, search)).check_after(())
-        vectors, found = [], []
-        with tqdm(total=len(frame), unit="query", disable=not self.progress) as bar:
+        stage, search = self.queries.queries, self.search
+        run = pd.DataFrame() if self.queries.run is None else read_run(self.queries.run)
+        if search is not None:
+            search = search % max(1, self.depth)
+            Compose((stage, search) if stage is not None else (search,)).check_after(())
+        vectors, found = [np.zeros((0, 0), dtype=np.float32)], []
+        with tqdm(total=len(frame), unit="query", disable=not progress) as bar:
             for batch in batches(frame, BATCH):
-                encoded = stage.transform(batch)
-                need(encoded, ["query_vec"], repr(stage))
-                vectors.append(stack(encoded["query_vec"], repr(stage), encoded["qid"]))
+                encoded = batch if stage is None else stage.transform(batch)
+                if self.vectors:
+                    need(encoded, ["query_vec"], repr(stage))
+                    vectors.append(stack(encoded["query_vec"], repr(stage), encoded["qid"]))
                 if self.depth == 0:
                     results = batch.head(0).assign(docno="")
-                elif run is None:
+                elif search is not None:
                     results = search.transform(encoded)
                 else:
                     results = ranked(run[run["qid"].isin(set(batch["qid"]))])
                     results = results[results["rank"] < self.depth]
-                found.extend(self._rows(batch["qid"], results))
+                found.extend(self._found(batch["qid"], results))
                 bar.update(len(batch))
-        return np.concatenate(vectors), found
+        if not self.vectors:
+            return np.zeros((len(frame), 0), dtype=np.float32), found
+        return np.concatenate(vectors[1:]), found
 
-    def _rows(self, qids: pd.Series, results: pd.DataFrame) -> list[IntArray]:
-        rows = self.index.rows(results["docno"])
+    def _found(self, qids: pd.Series, results: pd.DataFrame) -> list[IntArray]:
+        rows = self.rows(results["docno"])
         place = {qid: number for number, qid in enumerate(qids)}
         owner = np.array([place[qid] for qid in results["qid"]], dtype=np.int64)
         order = np.argsort(owner, kind="stable")
@@ -296,8 +321,3 @@ def _read(folder: Path) -> TrainingData:
         raise FileFormatError(
             f"prepared data '{folder}' cannot be read ({error}); remove the folder"
         ) from error
-
-
-def inputs_of(path: PathLike) -> str:
-    """Returns the checksum of an index's metadata, for the record of a model trained on it."""
-    return sha256_of(Path(path) / "meta.json")

@@ -24,11 +24,11 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from prf.batch import versions
+from prf.batch import checksums, versions
 from prf.checkpoints import check_device
 from prf.errors import PrfError, PrfWarning
+from prf.pipeline import Resource
 from prf.training_config import Loop, Training
-from prf.training_data import inputs_of
 from prf.training_state import State, Workplace, workplace
 from prf.training_tasks import TASKS, Task
 from prf.trec import write_json
@@ -39,7 +39,7 @@ def run_training(config: Training, *, force: bool, progress: bool) -> dict[str, 
     check_device(config.loop.device, "training")
     with workplace(config.output, force) as place, _quietly(config.loop):
         torch.manual_seed(_seed(config.loop.seed, 0))
-        task = TASKS[config.method](config, progress=progress)
+        task: Task = TASKS[config.method](config, progress=progress)
         identity = _identity(config, task)
         place.claim(identity, force)
         state = _Trainer(config.loop, task, place, progress).run()
@@ -70,7 +70,8 @@ def _seed(seed: int, step: int) -> int:
 def _identity(config: Training, task: Task) -> dict[str, Any]:
     """Returns what decides the weights; where they are put and cached does not."""
     spec = {k: v for k, v in config.spec().items() if k not in ("output", "cache")}
-    return {"config": spec, "index": inputs_of(config.index), "data": task.identity}
+    index = checksums([Resource("index", config.index, config.index)])
+    return {"config": spec, "index": index[config.index], "data": task.identity}
 
 
 def _publish(
@@ -106,6 +107,7 @@ class _Trainer:
         self.loop, self.task, self.place, self.progress = loop, task, place, progress
         self.per_epoch = math.ceil(len(task) / loop.batch_size)
         self.steps = loop.epochs * self.per_epoch
+        self.per_figure = loop.figure_every or self.per_epoch
         matrices = [p for p in task.network.parameters() if p.dim() > 1]
         others = [p for p in task.network.parameters() if p.dim() < 2]
         self.optimiser = torch.optim.AdamW(
@@ -130,16 +132,16 @@ class _Trainer:
                 begun = time.perf_counter()
                 state = self._update(state)
                 bar.update()
-                ended = state.step % self.per_epoch == 0
+                measured = state.step % self.per_figure == 0 or state.step == self.steps
                 spent = time.perf_counter() - begun
                 state = replace(state, seconds=state.seconds + spent)
-                if ended:
-                    state, entry = self._epoch(state)
+                if measured:
+                    state, entry = self._measure(state)
                     bar.set_postfix(loss=f"{entry['loss']:.4f}", dev=entry.get("dev", "none"))
                     for name in ("loss", "dev", "learning_rate"):
                         if name in entry:
                             board(name, entry[name], state.step)
-                if ended or (self.loop.save_every and state.step % self.loop.save_every == 0):
+                if measured or (self.loop.save_every and state.step % self.loop.save_every == 0):
                     self.place.save(state, self.task.network, self.optimiser)
         return state
 
@@ -181,16 +183,16 @@ class _Trainer:
             state, step=step, loss_sum=state.loss_sum + total, seen=state.seen + len(queries)
         )
 
-    def _epoch(self, state: State) -> tuple[State, dict[str, Any]]:
-        """Measures and logs an epoch that ended; keeps the network if it is the best so far."""
+    def _measure(self, state: State) -> tuple[State, dict[str, Any]]:
+        """Measures and logs; keeps the network if it is the best so far."""
         entry = {
             "step": state.step,
-            "epoch": state.step // self.per_epoch,
+            "epoch": round(state.step / self.per_epoch, 3),
             "loss": state.loss_sum / state.seen,
             "learning_rate": self._rate(state.step),
         }
         begun = time.perf_counter()
-        figure = self._figure(first=state.step == self.per_epoch)
+        figure = self._figure(first=state.step == self.per_figure)
         if figure is not None:
             entry["dev"] = figure
             better = state.best_step < 0 or figure > state.best

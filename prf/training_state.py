@@ -4,7 +4,7 @@
         fingerprint.json   what the training is; another one does not go on here
         step-00000041/     network, optimiser, state.json: a safe point
         best-00000041/     the network of the best dev figure
-        log.jsonl          one line per epoch
+        log.jsonl          one line per dev figure
 
 A folder is written under another name and renamed, best network first. Numbers that decide what
 comes next (order, depths, dropout) are drawn from the seed and the number of the update, so no
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
 from prf.dense_build import _lock
@@ -39,12 +39,12 @@ class State:
 
     Attributes:
         step: Updates done.
-        loss_sum: Sum of the losses of this epoch's queries so far.
+        loss_sum: Sum of the losses of queries since the last dev figure.
         seen: How many those are.
         seconds: Time spent, over all tries.
         best_step: The update after which the dev figure was best; -1 before the first.
         best: That figure.
-        waited: Epochs since then.
+        waited: Figures since then.
     """
 
     step: int = 0
@@ -104,7 +104,7 @@ class Workplace:
         """
         folder = self.folder / f"step-{state.step:08d}"
         try:
-            network.load_state_dict(load_file(folder / "network.safetensors"))
+            load_model(network, folder / "network.safetensors")
             moments: dict[int, dict[str, Any]] = {}
             for name, tensor in load_file(folder / "optimiser.safetensors").items():
                 number, _, kind = name.partition(".")
@@ -119,7 +119,7 @@ class Workplace:
     def save(self, state: State, network: nn.Module, optimiser: torch.optim.Optimizer) -> None:
         """Makes a safe point; the ones before are removed when it is there."""
         with self._new(f"step-{state.step:08d}") as place:
-            save_file(network.state_dict(), place / "network.safetensors")
+            save_model(network, str(place / "network.safetensors"))
             moments = {
                 f"{number}.{kind}": tensor.contiguous()
                 for number, kinds in optimiser.state_dict()["state"].items()
@@ -132,11 +132,11 @@ class Workplace:
     def save_best(self, step: int, network: nn.Module) -> None:
         """Keeps the network as the best so far; the safe point that says so comes after."""
         with self._new(f"best-{step:08d}") as place:
-            save_file(network.state_dict(), place / "network.safetensors")
+            save_model(network, str(place / "network.safetensors"))
 
     def load_best(self, step: int, network: nn.Module) -> None:
         """Puts the best weights into the network."""
-        network.load_state_dict(load_file(self.folder / f"best-{step:08d}" / "network.safetensors"))
+        load_model(network, self.folder / f"best-{step:08d}" / "network.safetensors")
 
     @contextmanager
     def _new(self, name: str) -> Iterator[Path]:

@@ -29,6 +29,7 @@ from prf.feedback import (
     Rocchio,
     RocchioTerms,
     SparseAverage,
+    SparseEncoderPrf,
     SparseRocchio,
     TerrierRM3,
     TextFeedbackReranker,
@@ -189,6 +190,9 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "RunFile": lambda m: Example(RunFile(m.run, k=4), _in_run(m)),
     "Scale": lambda m: Example(Scale(-0.5), result_frame(m)),
     "SparseAverage": lambda m: Example(SparseAverage(m.impact), _sparse(m)),
+    "SparseEncoderPrf": lambda m: Example(
+        SparseEncoderPrf(m.splade, fb_docs=2, skip=5, max_length=64, query_length=16), _short(m)
+    ),
     "SparseRocchio": lambda m: Example(SparseRocchio(m.impact, 2, 0.8, 0.4, 0.1, 2), _sparse(m)),
     "Splade": lambda m: Example(Splade(m.splade), _texts(m)),
     "Sum": lambda m: Example(Sum((Scale(2.0), Cutoff(2))), result_frame(m)),
@@ -216,6 +220,7 @@ MARKS: dict[str, pytest.MarkDecorator] = {
     "TextFeedbackReranker": pytest.mark.models,
     "Impact": pytest.mark.java,
     "SparseAverage": pytest.mark.java,
+    "SparseEncoderPrf": pytest.mark.models,
     "SparseRocchio": pytest.mark.java,
     "Splade": pytest.mark.models,
     "TPRF": pytest.mark.models,

@@ -194,7 +194,7 @@ def test_length_beyond_the_model_is_refused(material: Material) -> None:
 
 def test_query_longer_than_the_whole_is_refused() -> None:
     with pytest.raises(SpecError, match="the query is part of the whole"):
-        EncoderPrf("x", max_length=32)
+        EncoderPrf("x", max_length=32, query_length=64)
 
 
 @pytest.mark.models

@@ -24,7 +24,7 @@ from prf.cli import main
 from prf.errors import FrameError, IndexStateError, PrfError
 from prf.frames import column, objects
 from prf.index import open_index
-from prf.losses import full_softmax, sampled_softmax
+from prf.losses import DenseMatrix, full_softmax, sampled_softmax
 from prf.tprf import Tprf, load_tprf, save_tprf
 from prf.training_config import Loop, Loss, TprfNetwork, Training, read_config
 from prf.training_data import prepare
@@ -91,7 +91,7 @@ def test_full_softmax_and_its_gradient_are_those_of_the_definition(
     q = torch.tensor(some["q"], requires_grad=True)
     loss = full_softmax(
         q,
-        torch.tensor(some["docs"]),
+        DenseMatrix(torch.tensor(some["docs"])),
         some["rows"],
         some["owners"],
         temperature=0.3,
@@ -106,7 +106,7 @@ def test_full_softmax_and_its_gradient_are_those_of_the_definition(
 
 
 def test_gradient_of_the_chunked_loss_passes_the_numerical_check(some: dict[str, Any]) -> None:
-    docs, q = torch.tensor(some["docs"]), torch.tensor(some["q"], requires_grad=True)
+    docs, q = DenseMatrix(torch.tensor(some["docs"])), torch.tensor(some["q"], requires_grad=True)
     assert torch.autograd.gradcheck(
         lambda x: full_softmax(
             x, docs, some["rows"], some["owners"], temperature=0.5, label="each", chunk_rows=4
@@ -116,7 +116,7 @@ def test_gradient_of_the_chunked_loss_passes_the_numerical_check(some: dict[str,
 
 
 def test_query_whose_positives_are_all_documents_has_no_loss() -> None:
-    docs = torch.randn(3, DIM, dtype=torch.float64)
+    docs = DenseMatrix(torch.randn(3, DIM, dtype=torch.float64))
     q = torch.randn(1, DIM, dtype=torch.float64, requires_grad=True)
     rows, owners = torch.arange(3), torch.zeros(3, dtype=torch.int64)
     loss = full_softmax(q, docs, rows, owners, temperature=1.0)
@@ -126,7 +126,7 @@ def test_query_whose_positives_are_all_documents_has_no_loss() -> None:
 
 
 def test_sampled_softmax_over_all_others_is_the_full_one(some: dict[str, Any]) -> None:
-    docs, q = torch.tensor(some["docs"]), torch.tensor(some["q"])
+    docs, q = DenseMatrix(torch.tensor(some["docs"])), torch.tensor(some["q"])
     others = [[r for r in range(17) if r not in rows] for rows in some["lists"]]
     table = torch.tensor([rows + [-1] * (16 - len(rows)) for rows in others])
     given = (q, docs, some["rows"], some["owners"])

@@ -9,7 +9,7 @@ from prf.feedback.base import (
     TextFeedback,
     VectorFeedback,
 )
-from prf.feedback.encoder import EncoderPrf
+from prf.feedback.encoder import EncoderPrf, SparseEncoderPrf
 from prf.feedback.learned import TPRF
 from prf.feedback.sparse import SparseAverage, SparseRocchio
 from prf.feedback.terms import RM3, BM25Prf, RocchioTerms
@@ -32,6 +32,7 @@ __all__ = [
     "Rocchio",
     "RocchioTerms",
     "SparseAverage",
+    "SparseEncoderPrf",
     "SparseRocchio",
     "TermFeedback",
     "Terms",
