@@ -14,7 +14,7 @@ from prf.checkpoints import check_device, model_path, reading
 from prf.errors import IndexStateError, SpecError, require
 from prf.frames import FloatArray, IntArray
 from prf.jvm import utf8
-from prf.layouts import TCT_QUERY, Ids, Layout, Side, padded, segments
+from prf.layouts import TCT_QUERY, Ids, Layout, Pool, Side, padded, segments
 from prf.networks import Network, load_network
 
 Precision = Literal["float32", "autocast", "bfloat16"]
@@ -69,13 +69,14 @@ class Encoder:
         """Returns the token ids of each text, and the positions of texts that were cut."""
         raise NotImplementedError
 
-    def forward(self, ids: Any, mask: Any, *, two_parts: bool = False) -> Any:
+    def forward(self, ids: Any, mask: Any, *, two_parts: bool = False, pool: Pool = "all") -> Any:
         """Returns the vectors of a padded batch, (n, d) float32, as a tensor.
 
         Args:
             ids: (n, longest) int64 on the model's device.
             mask: (n, longest) bool, False where ``ids`` is padding.
             two_parts: Give what follows the first [SEP] the second token type, where there is one.
+            pool: Whether a mean is taken over ``all`` positions or those up to the first [SEP].
         """
         raise NotImplementedError
 
@@ -109,7 +110,12 @@ class Encoder:
         return self.encode_ids(rows, batch_size)
 
     def encode_ids(
-        self, rows: Sequence[Sequence[int]], batch_size: int = 32, *, two_parts: bool = False
+        self,
+        rows: Sequence[Sequence[int]],
+        batch_size: int = 32,
+        *,
+        two_parts: bool = False,
+        pool: Pool = "all",
     ) -> FloatArray:
         """Encodes token ids, sorted by length inside so that batches hold little padding.
 
@@ -117,6 +123,7 @@ class Encoder:
             rows: What the model reads for each text, special tokens included.
             batch_size: Texts per forward pass.
             two_parts: As for `forward`.
+            pool: As for `forward`.
 
         Returns:
             (n, d) float32 in the order of ``rows``.
@@ -133,6 +140,7 @@ class Encoder:
                     torch.from_numpy(ids).to(self.device),
                     torch.from_numpy(mask).to(self.device),
                     two_parts=two_parts,
+                    pool=pool,
                 )
                 out[part] = vectors.float().cpu().numpy()
         return out
@@ -241,7 +249,7 @@ class SentenceEncoder(Encoder):
                 out[part] = self._vectors(moved).float().cpu().numpy()
         return out
 
-    def forward(self, ids: Any, mask: Any, *, two_parts: bool = False) -> Any:
+    def forward(self, ids: Any, mask: Any, *, two_parts: bool = False, pool: Pool = "all") -> Any:
         return self._vectors({"input_ids": ids, "attention_mask": mask.long()})
 
     def _vectors(self, features: dict[str, Any]) -> Any:
@@ -298,7 +306,7 @@ class LayoutEncoder(Encoder):
     def read(self, texts: Sequence[str], side: Side) -> Ids:
         return self.reader.read(texts, side, self.max_length[side])
 
-    def forward(self, ids: Any, mask: Any, *, two_parts: bool = False) -> Any:
+    def forward(self, ids: Any, mask: Any, *, two_parts: bool = False, pool: Pool = "all") -> Any:
         if self.layout == "ance":
             mask = ids != self.pad  # as Pyserini: a literal <pad> is not read
         given = {"input_ids": ids, "attention_mask": mask.long()}
@@ -311,6 +319,8 @@ class LayoutEncoder(Encoder):
             vectors = hidden[:, 0]
         else:
             first = 4 if self.layout == "tct" else 0  # [CLS] and the three pieces of [Q] or [D]
+            if pool == "query":
+                mask = mask & (segments(ids, self.reader.marks.sep) == 0)
             real = mask[:, first:, None].float()
             vectors = (hidden[:, first:] * real).sum(1) / real.sum(1).clamp(min=1)
         if self._network.head is not None:

@@ -22,6 +22,7 @@ from prf.jvm import utf8
 Side = Literal["query", "document"]
 Layout = Literal["ance", "tct", "cls", "mean", "mean-l2"]
 Truncation = Literal["official", "pyserini", "lol"]
+Pool = Literal["all", "query"]
 
 TCT_QUERY = 36
 """TCT-ColBERT reads exactly so many tokens of a query."""

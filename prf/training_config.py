@@ -23,7 +23,7 @@ import pyterrier as pt
 
 from prf.errors import FileFormatError, SpecError, did_you_mean, shorten
 from prf.evaluation import parse_measures
-from prf.layouts import Layout, Truncation
+from prf.layouts import Layout, Pool, Truncation
 from prf.pipeline import Count, Depth, Transformer, check_value
 from prf.sparse_models import Activation
 from prf.spec import _parse, _with_stages, to_spec
@@ -217,6 +217,8 @@ class EncoderNetwork(Config):
         max_length: Tokens read in all, special ones included.
         query_length: Tokens of the query, special ones included.
         passage_length: Tokens of each passage with two special ones; 0 for ``max_length``.
+        pool: Of the ``mean`` layouts: ``all`` tokens, or those of the ``query``, which see the
+            passages too. The latter starts near the base's own vector, at k = 0 from it (ours).
         dropout: Share of activations dropped in training.
     """
 
@@ -227,11 +229,14 @@ class EncoderNetwork(Config):
     max_length: Count = 512
     query_length: Count = 64
     passage_length: Depth = 0
+    pool: Pool = "all"
     dropout: float = 0.1
 
     def check(self) -> None:
         _share(self, "dropout")
         _lengths(self)
+        if self.pool == "query" and not self.layout.startswith("mean"):
+            raise SpecError(f"{type(self).__name__}.pool 'query' is of the mean layouts only")
 
 
 @dataclass(frozen=True)
@@ -328,9 +333,10 @@ class Loop(Config):
         epochs: Passes over the training queries, at most.
         batch_size: Queries per update.
         accumulate: Parts a batch is computed in; bounds memory.
+        optimiser: ``adamw``, or ``lamb`` as ANCE-PRF (see `prf.lamb`).
         learning_rate: Its highest value.
         warmup: Share of all updates in which it rises from 0; then it falls to 0 in a line.
-        weight_decay: AdamW's, on matrices only.
+        weight_decay: On matrices only.
         clip: Largest length of the gradient; 0 for no limit.
         depths: Feedback depths; ``1 + n_compare`` different ones are drawn for each query. The
             network's own if empty.
@@ -349,6 +355,7 @@ class Loop(Config):
     epochs: Count = 30
     batch_size: Count = 64
     accumulate: Count = 1
+    optimiser: Literal["adamw", "lamb"] = "adamw"
     learning_rate: float = 5e-4
     warmup: float = 0.1
     weight_decay: float = 0.01

@@ -27,7 +27,9 @@ from tqdm import tqdm
 from prf.batch import checksums, versions
 from prf.checkpoints import check_device
 from prf.errors import PrfError, PrfWarning
+from prf.lamb import Lamb
 from prf.pipeline import Resource
+from prf.ranks import Ranks, ranks
 from prf.training_config import Loop, Training
 from prf.training_state import State, Workplace, workplace
 from prf.training_tasks import TASKS, Task
@@ -36,16 +38,32 @@ from prf.trec import write_json
 
 def run_training(config: Training, *, force: bool, progress: bool) -> dict[str, Any]:
     """Trains what a config says; see `prf.training.train`."""
-    check_device(config.loop.device, "training")
-    with workplace(config.output, force) as place, _quietly(config.loop):
-        torch.manual_seed(_seed(config.loop.seed, 0))
-        task: Task = TASKS[config.method](config, progress=progress)
-        identity = _identity(config, task)
-        place.claim(identity, force)
-        state = _Trainer(config.loop, task, place, progress).run()
-        if state.best_step >= 0:
-            place.load_best(state.best_step, task.network)
-        return _publish(config, task, place, state, identity)
+    with ranks(config.loop.device) as group:
+        check_device(group.device, "training")
+        own = replace(config, loop=replace(config.loop, device=group.device))
+        with workplace(config.output, force, group.first) as place, _quietly(own.loop):
+            torch.manual_seed(_seed(config.loop.seed, 0))
+            task = _task(own, group, progress)
+            identity = _identity(config, task)
+            if group.first:
+                place.claim(identity, force)
+            group.wait()
+            state = _Trainer(own.loop, task, place, group, progress and group.first).run()
+            record = None
+            if group.first:
+                if state.best_step >= 0:
+                    place.load_best(state.best_step, task.network)
+                record = _publish(config, task, place, state, identity)
+            return group.told(record)
+
+
+def _task(config: Training, group: Ranks, progress: bool) -> Task:
+    """Opens the task; the first process prepares the data that the others then find."""
+    kind = TASKS[config.method]
+    if group.first:
+        task = kind(config, progress=progress)
+    group.wait()
+    return task if group.first else kind(config)
 
 
 @contextmanager
@@ -103,14 +121,18 @@ def _publish(
 class _Trainer:
     """Runs updates from the last safe point to the end."""
 
-    def __init__(self, loop: Loop, task: Task, place: Workplace, progress: bool) -> None:
-        self.loop, self.task, self.place, self.progress = loop, task, place, progress
+    def __init__(
+        self, loop: Loop, task: Task, place: Workplace, group: Ranks, progress: bool
+    ) -> None:
+        self.loop, self.task, self.place = loop, task, place
+        self.group, self.progress = group, progress
         self.per_epoch = math.ceil(len(task) / loop.batch_size)
         self.steps = loop.epochs * self.per_epoch
         self.per_figure = loop.figure_every or self.per_epoch
         matrices = [p for p in task.network.parameters() if p.dim() > 1]
         others = [p for p in task.network.parameters() if p.dim() < 2]
-        self.optimiser = torch.optim.AdamW(
+        kind = torch.optim.AdamW if loop.optimiser == "adamw" else Lamb
+        self.optimiser = kind(
             [
                 {"params": matrices, "weight_decay": loop.weight_decay},
                 {"params": others, "weight_decay": 0.0},
@@ -122,11 +144,13 @@ class _Trainer:
         state = self.place.point() or State()
         if state.step:
             self.place.restore(state, self.task.network, self.optimiser)
-        self.place.rewind(state.step)
+        self.group.wait()
+        if self.group.first:
+            self.place.rewind(state.step)
         self.task.network.train()
         with (
             tqdm(total=self.steps, initial=state.step, disable=not self.progress) as bar,
-            _board(self.place.folder / "tensorboard", state.step) as board,
+            _board(self.place.folder / "tensorboard", state.step, self.group.first) as board,
         ):
             while state.step < self.steps and not self._stopped(state):
                 begun = time.perf_counter()
@@ -141,7 +165,8 @@ class _Trainer:
                     for name in ("loss", "dev", "learning_rate"):
                         if name in entry:
                             board(name, entry[name], state.step)
-                if measured or (self.loop.save_every and state.step % self.loop.save_every == 0):
+                due = self.loop.save_every and state.step % self.loop.save_every == 0
+                if self.group.first and (measured or due):
                     self.place.save(state, self.task.network, self.optimiser)
         return state
 
@@ -161,13 +186,14 @@ class _Trainer:
         order = np.random.default_rng([loop.seed, 1, epoch]).permutation(len(self.task))
         queries = order[number * loop.batch_size : (number + 1) * loop.batch_size]
         batch = self.task.batch(queries, np.random.default_rng([loop.seed, 2, step]))
-        torch.manual_seed(_seed(loop.seed, step))
-        total = 0.0
+        torch.manual_seed(_seed(loop.seed, step) + self.group.rank)
+        total, own = 0.0, self.group.share(len(queries))
         size = math.ceil(loop.batch_size / loop.accumulate)
-        for start in range(0, len(queries), size):
-            losses = self.task.losses(batch, slice(start, start + size))
+        for start in range(own.start, own.stop, size):
+            losses = self.task.losses(batch, slice(start, min(start + size, own.stop)))
             (losses.sum() / len(queries)).backward()  # type: ignore[no-untyped-call]
             total += float(losses.detach().sum(dtype=torch.float64))
+        total = self.group.summed(network, total)
         if not math.isfinite(total):
             raise PrfError(
                 f"the loss of update {step} is {total}; lower loop.learning_rate or raise "
@@ -197,24 +223,31 @@ class _Trainer:
             entry["dev"] = figure
             better = state.best_step < 0 or figure > state.best
             if better:
-                self.place.save_best(state.step, self.task.network)
+                if self.group.first:
+                    self.place.save_best(state.step, self.task.network)
                 state = replace(state, best_step=state.step, best=figure, waited=0)
             else:
                 state = replace(state, waited=state.waited + 1)
         spent = state.seconds + time.perf_counter() - begun
-        self.place.note({**entry, "seconds": round(spent, 2)})
+        if self.group.first:
+            self.place.note({**entry, "seconds": round(spent, 2)})
         return replace(state, loss_sum=0.0, seen=0, seconds=spent), entry
 
     def _figure(self, first: bool) -> float | None:
+        if not self.group.first:
+            return self.group.told(None)
         with warnings.catch_warnings():
             if not first:  # said once is enough
                 warnings.simplefilter("ignore", PrfWarning)
-            return self.task.figure()
+            return self.group.told(self.task.figure())
 
 
 @contextmanager
-def _board(folder: Path, step: int) -> Iterator[Any]:
+def _board(folder: Path, step: int, wanted: bool) -> Iterator[Any]:
     """Gives a function that writes a number for TensorBoard, or does nothing without it."""
+    if not wanted:
+        yield lambda *_: None
+        return
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

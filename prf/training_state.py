@@ -192,8 +192,8 @@ class Workplace:
 
 
 @contextmanager
-def workplace(output: PathLike, force: bool) -> Iterator[Workplace]:
-    """Gives the locked folder in which a model is trained.
+def workplace(output: PathLike, force: bool, first: bool = True) -> Iterator[Workplace]:
+    """Gives the folder in which a model is trained; the first of several processes locks it.
 
     Raises:
         SpecError: If the output is there, unless ``force`` is given.
@@ -206,6 +206,9 @@ def workplace(output: PathLike, force: bool) -> Iterator[Workplace]:
         if not (path / "training.json").is_file() and (path.is_file() or any(path.iterdir())):
             raise SpecError(f"'{output}' is no trained model, so it is not replaced")
     place = path.with_name(f"{path.name}.training")
+    if not first:
+        yield Workplace(place, path)
+        return
     try:
         lock = _lock(place)
     except IndexStateError as error:

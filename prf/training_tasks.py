@@ -356,9 +356,11 @@ class EncoderTask(DenseTask):
         self.identity["base"] = str(weights_digest(network.base))
 
     def made(self, data: TrainingData, revisions: Revisions) -> Iterator[tuple[IntArray, Tensor]]:
+        network, two_parts = self.config.network, self.passages.two_parts
+        assert isinstance(network, EncoderNetwork)
         for place, ids, mask in self.passages.groups(data, self.index.docnos, revisions):
             given = ids.to(self.device), mask.to(self.device)
-            yield place, self.encoder.forward(*given, two_parts=self.passages.two_parts)
+            yield place, self.encoder.forward(*given, two_parts=two_parts, pool=network.pool)
 
     def save(self, folder: Path) -> None:
         save_network(self.read, folder)

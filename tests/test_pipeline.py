@@ -672,7 +672,7 @@ def test_public_names_are_all_there_once() -> None:
 LAYERS = [
     {"errors"},
     {"frames", "jvm"},
-    {"trec", "pipeline"},
+    {"trec", "pipeline", "lamb", "ranks"},
     {"vectors_io", "lucene_build", "checkpoints", "layouts", "prebuilt", "foreign"},
     {"networks"},
     {"encoders"},

@@ -24,6 +24,7 @@ from prf.cli import main
 from prf.errors import FrameError, IndexStateError, PrfError
 from prf.frames import column, objects
 from prf.index import open_index
+from prf.lamb import Lamb
 from prf.losses import DenseMatrix, full_softmax, sampled_softmax
 from prf.tprf import Tprf, load_tprf, save_tprf
 from prf.training_config import Loop, Loss, TprfNetwork, Training, read_config
@@ -504,6 +505,8 @@ def test_seed_decides_the_weights_and_nothing_else_does(tiny: Tiny) -> None:
         {"loss": {"label": "each", "chunk_rows": 7, "documents_on": "host"}},
         {"network": {"fb_docs": 0, "heads": 2, "feed_forward": 16}},
         {"loop": {"epochs": 2, "bf16": True, "depths": [0, 1, 3]}},
+        {"loop": {"epochs": 2, "optimiser": "lamb", "learning_rate": 0.01}},
+        {"loop": {"epochs": 2, "depths": [0, 1, 2, 3]}, "loss": {"n_compare": 2, "lambda_cr": 1.0}},
         {"dev": None},
     ],
     ids=lambda more: str(more)[:30],
@@ -541,6 +544,62 @@ def test_learning_rate_rises_and_falls(tiny: Tiny) -> None:
     rates = [entry["learning_rate"] / 5e-4 for entry in record["epochs"]]
     expected = [1 / 3, 2 / 3, 1, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7]
     np.testing.assert_allclose(rates, expected)
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_make_the_updates_of_one(tiny: Tiny) -> None:
+    import subprocess
+    import sys
+
+    network = {"fb_docs": 3, "layers": 1, "heads": 2, "feed_forward": 16, "dropout": 0.0}
+    more = {"network": network, "loop": {**LONG, "learning_rate": 1e-4, "depths": [1, 3]}}
+    one, two = (write(tiny, name, **more) for name in ("one", "two"))
+    assert main(["train", str(one), "--no-progress"]) == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--standalone", "-m", "prf", "train", str(two), "--no-progress"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    records = [
+        json.loads((tiny.folder / name / "training.json").read_text()) for name in ("one", "two")
+    ]
+    assert records[0]["steps"] == records[1]["steps"]
+    for ours, theirs in zip(*(record["epochs"] for record in records), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+    nets = [load_tprf(tiny.folder / name).state_dict() for name in ("one", "two")]
+    for name, tensor in nets[0].items():
+        torch.testing.assert_close(nets[1][name], tensor, rtol=1e-3, atol=2e-5)
+    assert not (tiny.folder / "two.training").exists()
+
+
+@given(st.integers(1, 70), st.integers(1, 9))
+def test_shares_of_the_processes_are_the_whole_batch(count: int, size: int) -> None:
+    from prf.ranks import Ranks
+
+    parts = [Ranks(rank, size, "cpu").share(count) for rank in range(size)]
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(count))
+
+
+def test_lamb_moves_each_tensor_by_a_share_of_its_length() -> None:
+    """Two steps by hand; the second tensor is zero, so its step is Adam's."""
+    weights = [torch.tensor([3.0, 4.0]), torch.zeros(2)]
+    tensors = [w.clone().requires_grad_() for w in weights]
+    optimiser = Lamb(tensors, lr=0.1, weight_decay=0.01)
+    m = [np.zeros(2), np.zeros(2)]
+    v = [np.zeros(2), np.zeros(2)]
+    expected = [w.numpy().astype(float) for w in weights]
+    for step, gradients in enumerate([[(1.0, -2.0), (0.5, 0.0)], [(0.5, 1.0), (1.0, 0.2)]], 1):
+        for i, gradient in enumerate(gradients):
+            g = np.array(gradient)
+            tensors[i].grad = torch.tensor(gradient)
+            m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.999 * v[i] + 0.001 * g * g
+            move = (m[i] / (1 - 0.9**step)) / (np.sqrt(v[i] / (1 - 0.999**step)) + 1e-6)
+            move = move + 0.01 * expected[i]
+            own = np.linalg.norm(expected[i])
+            ratio = own / np.linalg.norm(move) if own > 0 else 1.0
+            expected[i] = expected[i] - 0.1 * ratio * move
+        optimiser.step()
+    for ours, by_hand in zip(tensors, expected, strict=True):
+        np.testing.assert_allclose(ours.detach(), by_hand, rtol=1e-5, atol=1e-6)
 
 
 # Killed, and gone on with

@@ -16,7 +16,7 @@ from prf.encoders import LayoutEncoder, Precision
 from prf.errors import FrameError, SpecError
 from prf.feedback.base import Feedback
 from prf.frames import FloatArray, ObjectArray, column, objects, stack
-from prf.layouts import Layout, Reader, Truncation
+from prf.layouts import Layout, Pool, Reader, Truncation
 from prf.pipeline import Count, Depth, Resource, notice
 from prf.sparse_models import Activation, Quantisation, load_revised
 
@@ -140,6 +140,8 @@ class EncoderPrf(PassageEncoder):
         max_length: Tokens read in all, special ones included; 512 for a model that does not say.
         query_length: Tokens of the query, special ones included; 64 likewise.
         passage_length: Tokens of each passage with two special ones; 0 for ``max_length``.
+        pool: Of the ``mean`` layouts, whether the mean is over ``all`` tokens or those of the
+            ``query``; the model's own, or ``all``.
         batch_size: Queries per forward pass; changes vectors by at most 1e-5.
         device: ``cpu``, ``cuda``, ...
         precision: ``float32``, ``autocast`` or ``bfloat16`` (see `QueryEncoder`).
@@ -153,6 +155,7 @@ class EncoderPrf(PassageEncoder):
     max_length: Count | None = None
     query_length: Count | None = None
     passage_length: Depth | None = None
+    pool: Pool | None = None
     batch_size: Count = 32
     device: str = "cpu"
     precision: Precision = "float32"
@@ -191,7 +194,12 @@ class EncoderPrf(PassageEncoder):
         assert isinstance(encoder, LayoutEncoder)  # every layout but sentence-transformers' is one
         packing = self.packing(trained)
         ids = self.packed(encoder.reader, packing, queries, passages)
-        new = encoder.encode_ids(ids, self.batch_size, two_parts=packing.truncation == "lol")
+        new = encoder.encode_ids(
+            ids,
+            self.batch_size,
+            two_parts=packing.truncation == "lol",
+            pool=self.pool or trained.get("pool", "all"),
+        )
         wrong = np.flatnonzero(~np.isfinite(new).all(axis=1))
         if wrong.size:
             qid = queries["qid"].iloc[wrong[0]]
