@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-all check bench results java clean
+.PHONY: demo test test-all check bench results results-training java clean
 
 demo: $(STAMP)
 	$(BIN)/prf demo
@@ -32,6 +32,10 @@ bench: $(STAMP)
 # The tables of pipelines/RESULTS.md, from the collections in PRF_SHARED.
 results: $(STAMP)
 	$(BIN)/python tests/bench/results.py
+
+# The models of pipelines/training and pipelines/TRAINING.md; two hours.
+results-training: $(STAMP)
+	$(BIN)/python tests/bench/results_training.py --work runs/training
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -9,7 +9,7 @@ the generator it is given.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -164,7 +164,7 @@ class FeedbackTask:
         """Returns the vectors as the loss compares them."""
         raise NotImplementedError
 
-    def search(self, data: TrainingData, vectors: FloatArray, k: int) -> pd.DataFrame:
+    def search(self, queries: pd.DataFrame, vectors: FloatArray, k: int) -> pd.DataFrame:
         """Returns the ranking that each query's vector finds."""
         raise NotImplementedError
 
@@ -227,14 +227,16 @@ class FeedbackTask:
         if config is None or self.dev is None:
             return None
         depth = self.config.network.fb_docs if config.fb_docs is None else config.fb_docs
+        queries, runs = self.dev.queries, []
         self.network.eval()
-        with torch.inference_mode():
-            parts = np.array_split(np.arange(len(self.dev)), 1 + len(self.dev) // 256)
-            new = [self.vectors(self.dev, self.ranked(self.dev, p, depth)) for p in parts]
+        for part in np.array_split(np.arange(len(self.dev)), 1 + len(self.dev) // 256):
+            with torch.inference_mode():
+                vectors = self.vectors(self.dev, self.ranked(self.dev, part, depth))
+            new = vectors.float().cpu().numpy()
+            runs.append(self.search(queries.iloc[part].reset_index(drop=True), new, config.k))
         self.network.train()
-        vectors = torch.cat(new).float().cpu().numpy()
-        run = self.search(self.dev, vectors, config.k)
-        found = evaluate(run, self.qrels, [config.measure], topics=self.dev.queries)
+        run = pd.concat(runs, ignore_index=True)
+        found = evaluate(run, self.qrels, [config.measure], topics=queries)
         return float(found.mean.iloc[0])
 
     def ranked(self, data: TrainingData, queries: IntArray, depth: int) -> Revisions:
@@ -257,9 +259,9 @@ class DenseTask(FeedbackTask):
             table = table.to(self.device)
         self.table, self.documents = table, DenseMatrix(table)
 
-    def search(self, data: TrainingData, vectors: FloatArray, k: int) -> pd.DataFrame:
+    def search(self, queries: pd.DataFrame, vectors: FloatArray, k: int) -> pd.DataFrame:
         hits = self.index.search(vectors, k, threads=self.config.loop.threads)
-        return result_frame(data.queries, hits, self.index.docnos)
+        return result_frame(queries, hits, self.index.docnos)
 
     def finished(self, vectors: Tensor) -> Tensor:
         if self.index.similarity == "cosine":
@@ -320,11 +322,11 @@ class _Passages:
         counts = revisions.counts()
         wanted = [rows[:count] for rows, count in zip(revisions.rows, counts, strict=True)]
         unique, place = np.unique(np.concatenate(wanted), return_inverse=True)
-        texts = self.source.load(docnos[unique]) if len(unique) else []
+        texts: Sequence[Any] = self.source.load(docnos[unique]) if len(unique) else []
         cuts = np.split(place, np.cumsum(counts)[:-1])
         packed, _ = self.reader.feedback(
-            [str(text) for text in data.texts[revisions.queries]],
-            [[str(texts[number]) for number in part] for part in cuts],
+            list(data.texts[revisions.queries]),
+            [[texts[number] for number in part] for part in cuts],
             **self.packing,
         )
         sizes = np.array([len(ids) for ids in packed], dtype=np.int64)
@@ -353,7 +355,7 @@ class EncoderTask(DenseTask):
         set_dropout(self.network, network.dropout)
         self.passages = _Passages(self.config, read.reader)
         self.identity |= self.passages.identity
-        self.identity["base"] = str(weights_digest(network.base))
+        self.identity["base"] = weights_digest(network.base) or network.base
 
     def made(self, data: TrainingData, revisions: Revisions) -> Iterator[tuple[IntArray, Tensor]]:
         network, two_parts = self.config.network, self.passages.two_parts
@@ -379,7 +381,7 @@ class SparseTask(FeedbackTask):
         set_dropout(self.network, network.dropout)
         self.passages = _Passages(self.config, self.network.reader)
         self.identity |= self.passages.identity
-        self.identity["base"] = str(weights_digest(network.base))
+        self.identity["base"] = weights_digest(network.base) or network.base
         self.index = open_lucene(self.config.index)
         self.documents = open_impacts(self.index, self.network.vocabulary, self.config.loop.device)
 
@@ -393,15 +395,15 @@ class SparseTask(FeedbackTask):
         l2 = self.config.network.norm == "l2"
         return nn.functional.normalize(vectors, dim=1) if l2 else vectors
 
-    def search(self, data: TrainingData, vectors: FloatArray, k: int) -> pd.DataFrame:
+    def search(self, queries: pd.DataFrame, vectors: FloatArray, k: int) -> pd.DataFrame:
         terms = [np.flatnonzero(row) for row in vectors]
         ptr = np.cumsum([0, *map(len, terms)], dtype=np.int64)
         weights = [row[own].astype(np.float64) for row, own in zip(vectors, terms, strict=True)]
         found = Weights(ptr, np.concatenate(terms), np.concatenate(weights))
         whole = whole_terms(found, self.network.vocabulary, PYSERINI)
         toks = ({term: float(weight) for term, weight in query.items()} for query in whole)
-        queries = data.queries.assign(query_toks=column(objects(toks)))
-        return Impact(self.config.index, k=k).transform(queries)
+        asked = queries.assign(query_toks=column(objects(toks)))
+        return Impact(self.config.index, k=k).transform(asked)
 
     def save(self, folder: Path) -> None:
         self.network.save(folder)

@@ -204,14 +204,13 @@ def _name(topics: Topics) -> str:
 TABLES = {"splade": splade, "second-pass": second_pass, "dense": dense}
 
 
-def write(name: str, table: str) -> None:
-    """Puts a table between its comments, at the end of the file if it is new."""
-    title = (TABLES[name].__doc__ or "").strip().rstrip(".")
-    block = f"<!-- {name} -->\n## {title}\n\n{table}\n<!-- /{name} -->"
-    text = FILE.read_text(encoding="utf-8")
+def write(name: str, text: str, title: str, file: Path = FILE) -> None:
+    """Puts a section between its comments, at the end of the file if it is new."""
+    block = f"<!-- {name} -->\n## {title.strip().rstrip('.')}\n\n{text}\n<!-- /{name} -->"
+    old = file.read_text(encoding="utf-8")
     pattern = re.compile(rf"<!-- {name} -->.*<!-- /{name} -->", re.S)
-    text = pattern.sub(lambda _: block, text) if pattern.search(text) else f"{text}\n{block}\n"
-    FILE.write_text(text, encoding="utf-8")
+    new = pattern.sub(lambda _: block, old) if pattern.search(old) else f"{old}\n{block}\n"
+    file.write_text(new, encoding="utf-8")
 
 
 def main() -> None:
@@ -224,7 +223,7 @@ def main() -> None:
         indexes = Indexes(given.work or Path(folder))
         for name in given.tables or TABLES:
             table = TABLES[name](indexes)
-            write(name, table)
+            write(name, table, TABLES[name].__doc__ or "")
             print(f"\n{table}")
 
 

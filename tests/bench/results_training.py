@@ -1,81 +1,185 @@
-"""Trains the models of pipelines/training and writes their table into pipelines/RESULTS.md.
+"""Trains the models of pipelines/training and writes the tables of pipelines/TRAINING.md.
 
-    PRF_SHARED=../shared python tests/bench/results_training.py [--work FOLDER] [--seeds 3]
+    PRF_SHARED=../shared python tests/bench/results_training.py [--work FOLDER] [--train NAME ...]
 
-Models and indexes are kept in FOLDER, if one is given, and used again where their record shows the
-same config. Takes about a quarter of an hour on two cores.
+Models, indexes and new queries are kept in FOLDER, if one is given, and used again while their
+configs are the same, so that an interrupted run goes on. With ``--train`` those models alone are
+made (``encoder-1``: name and seed). All of it takes about two hours on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
-import re
+import json
 import sys
 import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from reference import DL19, DL20, NFCORPUS, ROOT, SHARED, Topics
+import cost_learned
+import results
+from reference import DL19, DL20, NFCORPUS, POOL, ROOT, SHARED, Topics
 
 import prf
-from prf import TPRF, AveragePrf, DenseRetriever, QueryVectors, Rocchio, Transformer, Vectors
+from prf import (
+    TPRF,
+    AveragePrf,
+    DenseRetriever,
+    EncoderPrf,
+    Impact,
+    QueryVectors,
+    Rocchio,
+    SparseEncoderPrf,
+    Splade,
+    Text,
+    Transformer,
+    Vectors,
+)
 from prf.evaluation import Evaluation
+from prf.frames import column, objects
+from prf.index import open_index
+from prf.losses import DenseMatrix, Matrix, full_softmax
+from prf.lucene import open_index as open_lucene
+from prf.sparse_models import load_splade
+from prf.training_config import Training
+from prf.training_tasks import open_impacts, open_table
 from prf.trec import read_json
 
-FILE = ROOT / "pipelines" / "RESULTS.md"
-CONFIG = ROOT / "pipelines" / "training" / "tprf_nfcorpus.yaml"
-GENTLE = CONFIG.with_name("no_feedback_nfcorpus.yaml")
-NAME = "training"
-DEPTHS = (3, 5, 10)
+FILE = ROOT / "pipelines" / "TRAINING.md"
+CONFIGS = ROOT / "pipelines" / "training"
+DEV, TRAIN = Topics("nfcorpus", "dev"), Topics("nfcorpus", "train")
+SETS = (NFCORPUS, DL19, DL20)
 CHOICES = (1, 2, 3, 5, 10)
-DEV = Topics("nfcorpus", "dev")
-TRAIN = Topics("nfcorpus", "train")
+LOL_DEPTHS = range(6)
+READS = max(CHOICES)
+
+
+class Kind(NamedTuple):
+    """A model of the tables: its config, what is changed in it, and how many seeds it has."""
+
+    config: str
+    changes: dict[str, Any]
+    seeds: int
+
+
+KINDS = {
+    "tprf": Kind("tprf_nfcorpus", {}, 3),
+    "tprf-control": Kind("tprf_nfcorpus", {"network.fb_docs": 0, "loop.depths": []}, 3),
+    "tprf-gentle": Kind("no_feedback_nfcorpus", {}, 3),
+    "encoder": Kind("encoder_nfcorpus", {}, 2),
+    "encoder-control": Kind("encoder_nfcorpus", {"network.fb_docs": 0}, 3),
+    "lol-0": Kind("lol_nfcorpus", {"loss.lambda_cr": 0.0}, 2),
+    "lol-1": Kind("lol_nfcorpus", {"loss.lambda_cr": 1.0}, 2),
+    "sparse-lol-0": Kind("lol_sparse_nfcorpus", {"loss.lambda_cr": 0.0}, 2),
+    "sparse-lol-1": Kind("lol_sparse_nfcorpus", {"loss.lambda_cr": 1.0}, 2),
+}
+
+
+# Fingerprints
+
+CODE = (
+    "feedback/encoder",
+    "feedback/learned",
+    "feedback/vector",
+    "lamb",
+    "layouts",
+    "losses",
+    "sparse_network",
+    "tprf",
+    "training_data",
+    "training_loop",
+    "training_tasks",
+)
+"""Modules that decide the figures."""
+
+
+def fingerprints() -> dict[str, str]:
+    """Returns the checksums of the code (without comments and docstrings) and of every config."""
+    code = hashlib.sha256()
+    for module in CODE:
+        tree = ast.parse((ROOT / "prf" / f"{module}.py").read_text("utf-8"))
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                node.body = [n for n in body if not _is_text(n)]  # type: ignore[attr-defined]
+        code.update(ast.dump(tree).encode())
+    made = {"code": code.hexdigest()[:16]}
+    for name in sorted({kind.config for kind in KINDS.values()}):
+        values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text("utf-8"))
+        made[f"{name}.yaml"] = _sha(json.dumps(values, sort_keys=True).encode())
+    return made
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def data_fingerprints() -> dict[str, str]:
+    """Returns the checksums of the files that the models are trained on."""
+    files = [file for topics in (TRAIN, DEV) for file in (topics.topics, topics.qrels)]
+    files += [NFCORPUS.docs, *NFCORPUS.encoded("docs"), *TRAIN.encoded("queries")]
+    return {str(file.relative_to(SHARED)): _sha(file.read_bytes()) for file in files}
+
+
+def _sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+# Models, and what they make of queries
 
 
 class Models:
-    """Indexes and trained models, each made when first asked for."""
+    """Indexes and trained models in a folder, each made when first asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.indexes = folder, results.Indexes(folder)
 
     def index(self, topics: Topics) -> str:
-        path = self.folder / f"{topics.collection}-minilm"
-        if not path.exists():
-            prf.build_vectors(path, *topics.encoded("docs"), encoder="minilm")
-        return str(path)
+        return self.indexes.minilm(topics)
 
-    def model(self, seed: int, kind: str) -> Path:
-        """Returns the folder of a model, trained unless it is there from the same config.
-
-        Its kind is ``tprf``, ``same`` (that config without feedback) or ``gentle`` (the config of
-        its own).
-        """
-        path = self.folder / f"{kind}-{seed}"
-        files = {
-            "output": str(path),
-            "index": self.index(NFCORPUS),
-            "cache": str(self.folder / "data"),
-            "loop.seed": seed,
-        }
+    def config(self, kind: str, seed: int) -> Training:
+        """Returns the config with the data's places on this machine."""
+        name, changes, _ = KINDS[kind]
+        values: dict[str, Any] = {"output": str(self.folder / f"{kind}-{seed}")}
+        values |= {"cache": str(self.folder / "data"), "loop.seed": seed, **changes}
+        sparse = kind.startswith("sparse")
+        values["index"] = self.indexes.splade if sparse else self.index(NFCORPUS)
+        if not kind.startswith("tprf"):
+            values["texts"] = str(NFCORPUS.docs)
+        if sparse:
+            values["network.base"] = results.SPLADE
         for part, topics in (("train", TRAIN), ("dev", DEV)):
-            files[f"{part}.topics"] = str(topics.topics)
-            files[f"{part}.qrels"] = str(topics.qrels)
-            files[f"{part}.queries"] = {"QueryVectors": vectors(topics)}
-        if kind == "same":
-            files |= {"network.fb_docs": 0, "loop.depths": []}
-        settings = [f"{key}={yaml.safe_dump(value)}" for key, value in files.items()]
-        config = prf.read_config(GENTLE if kind == "gentle" else CONFIG, settings)
+            values[f"{part}.topics"] = str(topics.topics)
+            values[f"{part}.qrels"] = str(topics.qrels)
+            queries = {"Splade": {"model": results.SPLADE, "max_length": results.LENGTH}}
+            values[f"{part}.queries"] = queries if sparse else {"QueryVectors": vectors(topics)}
+        settings = [f"{key}={yaml.safe_dump(value)}" for key, value in values.items()]
+        return prf.read_config(CONFIGS / f"{name}.yaml", settings)
+
+    def model(self, kind: str, seed: int) -> Path:
+        """Returns a model's folder; it is trained unless it is there from the same config."""
+        config = self.config(kind, seed)
+        path = Path(config.output)
         made = path / "training.json"
         if not made.exists() or read_json(made)["config"] != config.spec():
             print(f"training {path.name}", file=sys.stderr)
-            prf.train(config, force=True)
+            prf.train(config, force=path.exists(), progress=True)
         return path
+
+    def record(self, kind: str, seed: int = 1) -> dict[str, Any]:
+        record: dict[str, Any] = read_json(self.model(kind, seed) / "training.json")
+        return record
 
 
 def vectors(topics: Topics) -> dict[str, str]:
@@ -87,136 +191,372 @@ class Bench:
     """Runs systems on one query set; the first search is done once."""
 
     def __init__(self, topics: Topics, models: Models) -> None:
-        self.topics, self.index = topics, models.index(topics)
+        self.topics, self.models, self.index = topics, models, models.index(topics)
         self.frame, self.qrels = prf.read_topics(topics.topics), prf.read_qrels(topics.qrels)
-        rel = f"(rel={topics.rel})"
-        self.measures = ["nDCG@10", f"AP{rel}@1000", f"R{rel}@100", f"R{rel}@1000"]
+        self.measures = results.common(topics)
+        if topics.collection == POOL:
+            self.measures = self.measures[:3]
         self.search = DenseRetriever(self.index)
-        first = QueryVectors(**vectors(topics)) >> self.search
-        self.first = first.transform(self.frame)
-        head = self.first[self.first["rank"] < max(CHOICES)].reset_index(drop=True)
-        self.read = Vectors(self.index).transform(head)
+        self.first = (QueryVectors(**vectors(topics)) >> self.search).transform(self.frame)
+        head = self.first[self.first["rank"] < READS].reset_index(drop=True)
+        self.read = (Vectors(self.index) >> Text(str(topics.docs))).transform(head)
 
     def plain(self, name: str) -> Evaluation:
         return self._evaluated(self.first, name)
 
-    def fed(self, stage: Transformer, name: str) -> Evaluation:
+    def fixed(self, stage: Transformer, name: str) -> Evaluation:
         return self._evaluated((stage >> self.search).transform(self.read), name)
 
+    def new_queries(self, kind: str, seed: int, k: int) -> pd.DataFrame:
+        """Returns the new queries of a model, from the disk if they were made before."""
+        model = self.models.model(kind, seed)
+        file = self.models.folder / f"{kind}-{seed}.{self.topics}.{k}.npy"
+        stamp = (model / "training.json").stat().st_mtime
+        if not file.exists() or file.stat().st_mtime < stamp:
+            print(f"{self.topics}: {kind}-{seed}, k={k}", file=sys.stderr)
+            stage = TPRF if kind.startswith("tprf") else EncoderPrf
+            new = stage(str(model), fb_docs=k, query_alone=True).transform(self.read, self.frame)
+            np.save(file, np.stack(new["query_vec"].tolist()))
+        return self.frame.assign(query_vec=column(objects(np.load(file))))
+
+    def trained(self, kind: str, k: int, name: str) -> Evaluations:
+        """Returns what all seeds of a model give."""
+        return Evaluations(
+            name,
+            [
+                self._evaluated(self.search.transform(self.new_queries(kind, seed, k)), name)
+                for seed in range(1, KINDS[kind].seeds + 1)
+            ],
+        )
+
     def _evaluated(self, run: pd.DataFrame, name: str) -> Evaluation:
-        print(f"{self.topics}: {name}", file=sys.stderr)
         return prf.evaluate(run, self.qrels, self.measures, topics=self.frame, name=name)
 
 
-def fixed(dev: Bench) -> dict[str, Transformer]:
-    """Returns the methods without training, each with the depth that is best on dev (AP)."""
-    kinds = {
-        "Average": lambda k: AveragePrf(k),
-        "Rocchio .8/.2": lambda k: Rocchio(k, 0.8, 0.2),
-        "Rocchio .4/.6": lambda k: Rocchio(k, 0.4, 0.6),
+class Evaluations(NamedTuple):
+    """A system with several seeds."""
+
+    name: str
+    seeds: list[Evaluation]
+
+    @property
+    def mean(self) -> Evaluation:
+        """Every query's mean over the seeds."""
+        tables = [seed.per_query for seed in self.seeds]
+        return Evaluation(self.name, sum(tables[1:], tables[0]) / len(tables))
+
+
+def best_fixed(models: Models) -> dict[str, Transformer]:
+    """Returns Average and Rocchio, each with what is best on dev (mean of nDCG@10 and R@100)."""
+    dev = Bench(DEV, models)
+    kinds: dict[str, dict[str, Transformer]] = {
+        "Average": {f"Average, k={k}": AveragePrf(k) for k in CHOICES},
+        "Rocchio": {
+            f"Rocchio {a:g}/{b:g}, k={k}": Rocchio(k, a, b)
+            for a, b in ((0.8, 0.2), (0.6, 0.4), (0.4, 0.6))
+            for k in CHOICES
+        },
     }
     out: dict[str, Transformer] = {}
-    for name, kind in kinds.items():
-        figures = {k: float(dev.fed(kind(k), f"{name}, k={k}").mean.iloc[1]) for k in CHOICES}
-        best = max(figures, key=lambda k: (figures[k], -k))
-        out[f"{name}, k={best}"] = kind(best)
+    for stages in kinds.values():
+        figures = {name: _chosen_by(dev.fixed(stage, name)) for name, stage in stages.items()}
+        best = max(figures, key=lambda name: figures[name])
+        out[best] = stages[best]
     return out
 
 
-def trained(models: Models, seed: int) -> dict[str, Transformer]:
-    """Returns the trained systems of one seed; the control is the first."""
-    model = str(models.model(seed, "tprf"))
-    systems: dict[str, Transformer] = {
-        f"no feedback, {how}": TPRF(str(models.model(seed, kind)), fb_docs=0, query_alone=True)
-        for how, kind in (("own settings", "gentle"), ("same settings", "same"))
-    }
-    return systems | {f"TPRF, k={k}": TPRF(model, fb_docs=k) for k in DEPTHS}
+def _chosen_by(evaluation: Evaluation) -> float:
+    mean = evaluation.mean
+    return float(mean.iloc[0] + mean.iloc[2]) / 2
 
 
-def spread(by_seed: list[list[Evaluation]], measures: list[str]) -> str:
-    """Returns the table of means over seeds, with the lowest and highest."""
-    lines = [f"| system | {' | '.join(measures)} |", f"| --- |{' ---: |' * len(measures)}"]
-    for systems in zip(*by_seed, strict=True):
-        cells = []
-        for place in range(len(measures)):
-            values = np.array([float(system.mean.iloc[place]) for system in systems])
-            cells.append(f"{values.mean():.4f} ({values.min():.4f} to {values.max():.4f})")
-        lines.append(f"| {systems[0].name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+# The tables
+
+SYSTEMS: list[tuple[str, str, int]] = [
+    ("tprf-control", "no feedback (vectors)", 0),
+    ("tprf-gentle", "no feedback (vectors, gentle)", 0),
+    *(("tprf", f"TPRF, k={k}", k) for k in (3, 5, 10)),
+    ("encoder-control", "no feedback (text)", 0),
+    ("encoder", "text encoder, k=3", 3),
+    *(("lol-0", f"LoL, λ=0, k={k}", k) for k in LOL_DEPTHS),
+    *(("lol-1", f"LoL, λ=1, k={k}", k) for k in LOL_DEPTHS),
+]
 
 
-def table(models: Models, seeds: int) -> str:
-    """Returns the whole section."""
-    methods = fixed(Bench(DEV, models))
-    by_seed = {seed: trained(models, seed) for seed in range(1, seeds + 1)}
-    parts = [_note(models, seeds)]
-    for topics in (NFCORPUS, DL19, DL20):
+def effectiveness(models: Models) -> str:
+    """Effectiveness"""
+    fixed, parts = best_fixed(models), [_how(models)]
+    for topics in SETS:
         bench = Bench(topics, models)
-        base = [bench.plain("MiniLM"), *(bench.fed(s, n) for n, s in methods.items())]
-        runs = [[bench.fed(s, n) for n, s in systems.items()] for systems in by_seed.values()]
-        where = str(topics) if topics.collection == "nfcorpus" else f"pool, {topics.name}"
-        parts.append(f"{where}, seed 1, against MiniLM:\n")
-        parts.append(prf.render(prf.compare([*base, *runs[0]]), "markdown"))
-        parts.append(f"\n{where}, seed 1, against the network without feedback:\n")
-        parts.append(prf.render(prf.compare(runs[0]), "markdown"))
-        parts.append(f"\n{where}, mean of {seeds} seeds (lowest to highest):\n")
-        parts.append(spread(runs, bench.measures) + "\n")
+        base = [bench.plain("MiniLM"), *(bench.fixed(s, n) for n, s in fixed.items())]
+        made = {name: bench.trained(kind, k, name) for kind, name, k in SYSTEMS}
+        means = [system.mean for system in made.values()]
+        where = results._name(topics)
+        parts.append(f"### {where}\n\nMeans of the seeds, against MiniLM:\n")
+        parts.append(prf.render(prf.compare([*base, *means]), "markdown") + "\n")
+        parts.append("Mean (lowest to highest) over the seeds:\n")
+        parts.append(spread(made.values(), bench.measures) + "\n")
+        if topics == NFCORPUS:
+            parts.append(_against(base, made))
     return "\n".join(parts)
 
 
-def _note(models: Models, seeds: int) -> str:
-    records = {
-        kind: [
-            read_json(models.model(seed, kind) / "training.json") for seed in range(1, seeds + 1)
+def _against(base: list[Evaluation], made: dict[str, Evaluations]) -> str:
+    """Returns how the trained systems stand against each method without training, and control."""
+    parts = []
+    systems = [made[name].mean for name in ("TPRF, k=3", "TPRF, k=5", "TPRF, k=10")]
+    text = [made["text encoder, k=3"].mean]
+    for name, own in (
+        (base[1].name, [*systems, *text]),
+        (base[2].name, [*systems, *text]),
+        ("no feedback (vectors)", systems),
+        ("no feedback (vectors, gentle)", systems),
+        ("no feedback (text)", [*text, made["LoL, λ=1, k=3"].mean, made["LoL, λ=1, k=5"].mean]),
+    ):
+        against = next((e for e in base if e.name == name), None) or made[name].mean
+        parts.append(f"Against {name}:\n")
+        parts.append(prf.render(prf.compare([against, *own]), "markdown") + "\n")
+    return "\n".join(parts)
+
+
+def spread(systems: Iterable[Evaluations], measures: Sequence[str]) -> str:
+    """Returns the table of means over seeds, with the lowest and highest."""
+    lines = [f"| system | {' | '.join(measures)} | seeds |"]
+    lines.append(f"| --- |{' ---: |' * (len(measures) + 1)}")
+    for system in systems:
+        cells = []
+        for place in range(len(measures)):
+            values = np.array([float(seed.mean.iloc[place]) for seed in system.seeds])
+            cells.append(f"{values.mean():.4f} ({values.min():.4f} to {values.max():.4f})")
+        lines.append(f"| {system.name} | {' | '.join(cells)} | {len(system.seeds)} |")
+    return "\n".join(lines)
+
+
+def _how(models: Models) -> str:
+    lines = [
+        "Trained on the 2,590 training queries of NFCorpus, weights chosen on its 324 dev queries; "
+        "all settings were chosen on dev too. MiniLM's vectors of documents stay as they are. Of "
+        "Average and Rocchio, the best of dev (mean of nDCG@10 and R@100) is shown. Controls are "
+        "trained in the same way without feedback: the network over vectors with TPRF's settings, "
+        "and with gentler ones that keep nDCG@10, and the text encoder. Queries of the pool were "
+        "never seen in training, nor is there anything like them in it.\n",
+        "| model | config | parameters | updates (kept) | seconds | dev |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for kind, (config, changes, seeds) in KINDS.items():
+        records = [models.record(kind, seed) for seed in range(1, seeds + 1)]
+        changed = ", ".join(f"{key}={value}" for key, value in changes.items())
+        cells = [
+            kind,
+            f"`{config}.yaml`" + (f" with {changed}" if changed else ""),
+            f"{records[0]['parameters']:,}",
+            " ".join(f"{r['steps']} ({r['kept_step']})" for r in records),
+            " ".join(str(round(r["seconds"])) for r in records),
+            " ".join(f"{r['dev']:.4f}" for r in records),
         ]
-        for kind in ("tprf", "same", "gentle")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+# LoL's claim
+
+
+def query_losses(
+    queries: Any, matrix: Matrix, positives: dict[str, Any], qids: Sequence[str], temperature: float
+) -> np.ndarray[Any, Any]:
+    """Returns the loss that training minimises for each query that has a positive: (n,)."""
+    there = [number for number, qid in enumerate(qids) if len(positives.get(qid, ())) > 0]
+    rows = [positives[qids[number]] for number in there]
+    owners = np.repeat(np.arange(len(rows)), [len(own) for own in rows])
+    with torch.inference_mode():
+        losses = full_softmax(
+            torch.as_tensor(queries)[there],
+            matrix,
+            torch.from_numpy(np.concatenate(rows)),
+            torch.from_numpy(owners),
+            temperature=temperature,
+        )
+    return np.asarray(losses.numpy(), dtype=np.float64)
+
+
+def positive_rows(qrels: pd.DataFrame, docnos: Sequence[str]) -> dict[str, Any]:
+    row_of = {docno: row for row, docno in enumerate(docnos)}
+    good = qrels[(qrels["label"] > 0) & qrels["docno"].isin(set(row_of))]
+    return {
+        qid: np.array(sorted(row_of[docno] for docno in own), dtype=np.int64)
+        for qid, own in good.groupby("qid")["docno"]
     }
-    seconds = {kind: max(round(r["seconds"]) for r in made) for kind, made in records.items()}
-    first = records["tprf"][0]
-    code = hashlib.sha256()
-    for module in ("losses", "tprf", "training_loop", "training_data", "training_tasks"):
-        code.update((ROOT / "prf" / f"{module}.py").read_bytes())
-    return (
-        "Trained on the 2,590 training queries of NFCorpus with `pipelines/training/"
-        "tprf_nfcorpus.yaml`, the epoch chosen on the 324 dev queries; one model serves every k. "
-        "Controls are the same network on the query's vector alone, trained in the same way, and "
-        "with settings of its own (`no_feedback_nfcorpus.yaml`), which keep nDCG@10. "
-        "Settings were found in a dozen trials that showed test figures beside those of dev. "
-        "The depth of Average and Rocchio is the best on dev (AP). The pool's queries were never "
-        "seen in training; the trained networks do not carry over to them. "
-        f"Training took at most {seconds['tprf']} s, without feedback "
-        f"{seconds['same']} and {seconds['gentle']} s, on two busy cores; "
-        f"{first['parameters']:,} parameters.\n\n"
-        f"Fingerprints: configs {_sha(CONFIG.read_bytes())} and {_sha(GENTLE.read_bytes())}, "
-        f"code {code.hexdigest()[:16]}, data {first['fingerprints']['train'][:16]} (train), "
-        f"{first['fingerprints']['dev'][:16]} (dev).\n"
+
+
+def curve(
+    losses: Callable[[str, int, int], Any],
+    found: Callable[[str, int, int], Evaluation],
+    kinds: dict[str, str],
+) -> str:
+    """Returns the loss and AP at every k, and for how many queries more feedback makes it worse."""
+    parts = []
+    head = " | ".join(f"k={k}" for k in LOL_DEPTHS)
+    for title, digits in (("Mean loss of a query", 4), ("AP@1000", 4)):
+        parts.append(f"\n{title}, mean of the seeds:\n\n| λ | {head} |\n| --- |{' ---: |' * 6}")
+        for kind, name in kinds.items():
+            cells = []
+            for k in LOL_DEPTHS:
+                values = [
+                    losses(kind, seed, k).mean()
+                    if "loss" in title
+                    else float(found(kind, seed, k).mean.iloc[1])
+                    for seed in range(1, KINDS[kind].seeds + 1)
+                ]
+                cells.append(f"{np.mean(values):.{digits}f}")
+            parts.append(f"| {name} | {' | '.join(cells)} |")
+    head = " | ".join([*(f"{k} to {k + 1}" for k in range(5)), "0 to 5", "any pair"])
+    for title in ("loss grows", "AP falls"):
+        parts.append(
+            f"\nShare of queries whose {title} when k grows, mean of the seeds:\n\n"
+            f"| λ | {head} |\n| --- |{' ---: |' * 7}"
+        )
+        for kind, name in kinds.items():
+            shares = []
+            for seed in range(1, KINDS[kind].seeds + 1):
+                if "loss" in title:
+                    table = np.stack([losses(kind, seed, k) for k in LOL_DEPTHS])
+                else:
+                    table = -np.stack(
+                        [found(kind, seed, k).per_query.iloc[:, 1] for k in LOL_DEPTHS]
+                    )
+                pairs = [(k, k + 1) for k in range(5)] + [(0, 5)]
+                own = [float((table[b] > table[a] + 1e-9).mean()) for a, b in pairs]
+                every = [(a, b) for a in LOL_DEPTHS for b in LOL_DEPTHS if a < b]
+                own.append(float(np.mean([(table[b] > table[a] + 1e-9).mean() for a, b in every])))
+                shares.append(own)
+            cells = " | ".join(f"{100 * share:.1f} %" for share in np.mean(shares, axis=0))
+            parts.append(f"| {name} | {cells} |")
+    return "\n".join(parts)
+
+
+def lol(models: Models) -> str:
+    """LoL's claim: does more feedback hurt fewer queries?"""
+    bench = Bench(NFCORPUS, models)
+    index = open_index(bench.index)
+    matrix = DenseMatrix(open_table(index))
+    positives = positive_rows(bench.qrels, list(index.docnos))
+    temperature = models.config("lol-1", 1).loss.temperature
+    qids = list(bench.frame["qid"])
+
+    @cache
+    def losses(kind: str, seed: int, k: int) -> Any:
+        new = np.stack(bench.new_queries(kind, seed, k)["query_vec"].tolist())
+        return query_losses(new, matrix, positives, qids, temperature)
+
+    @cache
+    def found(kind: str, seed: int, k: int) -> Evaluation:
+        run = bench.search.transform(bench.new_queries(kind, seed, k))
+        return bench._evaluated(run, kind)
+
+    note = (
+        "The dense models above on the 323 test queries of NFCorpus: the loss that training "
+        "minimises, and AP. λ=0 is the same training with two revisions of each query that are "
+        "not compared."
     )
+    return note + "\n" + curve(losses, found, {"lol-0": "λ=0", "lol-1": "λ=1"})
 
 
-def _sha(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
+def sparse(models: Models) -> str:
+    """LoL's sparse form, from splade-tiny"""
+    topics = NFCORPUS
+    frame, qrels = prf.read_topics(topics.topics), prf.read_qrels(topics.qrels)
+    index, measures = models.indexes.splade, results.common(topics)
+    search = Impact(index)
+    first = (Splade(results.SPLADE, max_length=results.LENGTH) >> search).transform(frame)
+    read = Text(str(topics.docs)).transform(first[first["rank"] < 5].reset_index(drop=True))
+    lucene, vocabulary = open_lucene(index), load_splade(results.SPLADE).vocabulary
+    matrix = open_impacts(lucene, vocabulary, "cpu")
+    positives = positive_rows(qrels, list(lucene.docnos))
+    column_of = {term: number for number, term in enumerate(vocabulary)}
+    temperature = models.config("sparse-lol-1", 1).loss.temperature
+    qids = list(frame["qid"])
+
+    @cache
+    def new(kind: str, seed: int, k: int) -> pd.DataFrame:
+        stage = SparseEncoderPrf(str(models.model(kind, seed)), fb_docs=k, query_alone=True)
+        return stage.transform(read, frame)
+
+    @cache
+    def losses(kind: str, seed: int, k: int) -> Any:
+        table = torch.zeros(len(frame), len(vocabulary))
+        for row, toks in enumerate(new(kind, seed, k)["query_toks"]):
+            for term, weight in toks.items():
+                table[row, column_of[term]] = weight
+        table = torch.nn.functional.normalize(table, dim=1)
+        return query_losses(table, matrix, positives, qids, temperature)
+
+    @cache
+    def found(kind: str, seed: int, k: int) -> Evaluation:
+        run = search.transform(new(kind, seed, k))
+        return prf.evaluate(run, qrels, measures, topics=frame, name=kind)
+
+    base = prf.evaluate(first, qrels, measures, topics=frame, name="splade-tiny")
+    systems = [
+        Evaluations(
+            f"LoL, λ={kind[-1]}, k={k}",
+            [found(kind, seed, k) for seed in range(1, KINDS[kind].seeds + 1)],
+        )
+        for kind in ("sparse-lol-0", "sparse-lol-1")
+        for k in LOL_DEPTHS
+    ]
+    note = (
+        "NFCorpus, test queries; documents stay as splade-tiny's impact index has them. Rows k=0 "
+        "are the control: the same training, read without feedback.\n"
+    )
+    table = prf.render(prf.compare([base, *(system.mean for system in systems)]), "markdown")
+    more = curve(losses, found, {"sparse-lol-0": "λ=0", "sparse-lol-1": "λ=1"})
+    return "\n".join([note, table, "", spread(systems, measures), more])
 
 
-def write(section: str) -> None:
-    """Puts the section between its comments, at the end of the file if it is new."""
-    block = f"<!-- {NAME} -->\n## Trained feedback: TPRF\n\n{section}\n<!-- /{NAME} -->"
-    text = FILE.read_text(encoding="utf-8")
-    pattern = re.compile(rf"<!-- {NAME} -->.*<!-- /{NAME} -->", re.S)
-    text = pattern.sub(lambda _: block, text) if pattern.search(text) else f"{text}\n{block}\n"
-    FILE.write_text(text, encoding="utf-8")
+def cost(models: Models) -> str:
+    """What a query costs"""
+    models_of = {
+        "TPRF": str(models.model("tprf", 1)),
+        "text encoder": str(models.model("encoder", 1)),
+    }
+    return cost_learned.table(models_of, models.index(NFCORPUS), NFCORPUS)
+
+
+SECTIONS = {"effectiveness": effectiveness, "lol": lol, "sparse": sparse, "cost": cost}
+
+
+def prints(models: Models) -> str:
+    """Fingerprints"""
+    found = {**fingerprints(), "data": data_fingerprints(), "versions": versions()}
+    return f"```json\n{json.dumps(found, indent=1)}\n```"
+
+
+def versions() -> dict[str, str]:
+    from prf.batch import versions as all_versions
+
+    kept = ("python", "torch", "transformers", "numpy")
+    return {name: version for name, version in all_versions().items() if name in kept}
 
 
 def main() -> None:
-    """Makes the section."""
+    """Makes the sections that were asked for, or trains models."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], metavar="SECTION")
     parser.add_argument("--work", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--train", nargs="*", default=[], metavar="NAME-SEED")
     given = parser.parse_args()
-    print(f"data in {SHARED}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
-        section = table(Models(given.work or Path(folder)), given.seeds)
-    write(section)
-    print(section)
+        models = Models(given.work or Path(folder))
+        for name in given.train:
+            kind, _, seed = name.rpartition("-")
+            models.model(kind, int(seed))
+        if given.train:
+            return
+        for name in given.sections or SECTIONS:
+            text = SECTIONS[name](models)
+            results.write(name, text, SECTIONS[name].__doc__ or "", FILE)
+            print(f"\n{text}")
+        results.write("fingerprints", prints(models), prints.__doc__ or "", FILE)
 
 
 if __name__ == "__main__":
