@@ -2,7 +2,8 @@
 
 Made once by running the first pass, then kept on disk under a fingerprint of all that decides it
 (topics, judgments, stages, index, depths): the same inputs find it again, others never do. A folder
-gets its name when it is whole. Documents are not copied: rows point into the index.
+gets its name when it is whole; until then finished batches of the first pass lie beside it, so that
+an interrupted one goes on. Documents are not copied: rows point into the index.
 """
 
 from __future__ import annotations
@@ -132,9 +133,11 @@ def prepare(
     fingerprint = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     folder = Path(cache) / fingerprint[:16]
     if read_json(folder / "meta.json").get("fingerprint") != fingerprint:
-        data = _Maker(queries, os.fspath(index), sparse, vectors, fb_docs, negative_depth)
+        parts = _Parts(folder.with_name(f"{folder.name}.parts"))
+        data = _Maker(queries, os.fspath(index), sparse, vectors, fb_docs, negative_depth, parts)
         arrays, lines, counts = data.make(all_queries, progress)
         _keep(folder, arrays, lines, {"fingerprint": fingerprint, "counts": counts, **inputs})
+        parts.remove()
     return _read(folder)
 
 
@@ -168,6 +171,36 @@ def _search(queries: QuerySet, index: str, sparse: bool) -> pt.Transformer | Non
     return queries.first_pass or (Impact(index) if sparse else DenseRetriever(index))
 
 
+class _Parts:
+    """Finished batches of a first pass: vectors, rows of all queries, and how many each has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, start: int) -> list[npt.NDArray[Any]] | None:
+        """Returns the batch that begins with a query, None if it is not there."""
+        try:
+            with np.load(self.folder / f"{start:09d}.npz", allow_pickle=False) as held:
+                return [held[name] for name in ("vectors", "rows", "sizes")]
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def put(self, start: int, vectors: FloatArray, rows: IntArray, sizes: IntArray) -> None:
+        """Keeps a batch; another training may be doing the same."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
+                np.savez(file, vectors=vectors, rows=rows, sizes=sizes)
+            os.replace(file.name, self.folder / f"{start:09d}.npz")
+        except OSError as error:
+            raise FileFormatError(
+                f"cache '{self.folder.parent}' cannot be written: {error}"
+            ) from error
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
 class _Maker:
     """Makes the data of one query set."""
 
@@ -179,8 +212,9 @@ class _Maker:
         vectors: bool,
         fb_docs: int,
         negatives: int,
+        parts: _Parts,
     ) -> None:
-        self.queries, self.vectors = queries, vectors
+        self.queries, self.vectors, self.parts = queries, vectors, parts
         self.search = _search(queries, index, sparse)
         self.fb_docs, self.negatives = fb_docs, negatives
         self.depth = max(fb_docs, negatives)
@@ -242,25 +276,39 @@ class _Maker:
         if search is not None:
             search = search % max(1, self.depth)
             Compose((stage, search) if stage is not None else (search,)).check_after(())
-        vectors, found = [np.zeros((0, 0), dtype=np.float32)], []
+        parts: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
         with tqdm(total=len(frame), unit="query", disable=not progress) as bar:
-            for batch in batches(frame, BATCH):
-                encoded = batch if stage is None else stage.transform(batch)
-                if self.vectors:
-                    need(encoded, ["query_vec"], repr(stage))
-                    vectors.append(stack(encoded["query_vec"], repr(stage), encoded["qid"]))
-                if self.depth == 0:
-                    results = batch.head(0).assign(docno="")
-                elif search is not None:
-                    results = search.transform(encoded)
-                else:
-                    results = ranked(run[run["qid"].isin(set(batch["qid"]))])
-                    results = results[results["rank"] < self.depth]
-                found.extend(self._found(batch["qid"], results))
+            for number, batch in enumerate(batches(frame, BATCH)):
+                made = self.parts.get(number * BATCH)
+                if made is None or len(made[2]) != len(batch):
+                    made = list(self._batch(batch, search, run))
+                    self.parts.put(number * BATCH, *made)
+                for held, part in zip(parts, made, strict=True):
+                    held.append(part)
                 bar.update(len(batch))
-        if not self.vectors:
-            return np.zeros((len(frame), 0), dtype=np.float32), found
-        return np.concatenate(vectors[1:]), found
+        vectors, rows, sizes = (np.concatenate(held) for held in parts)
+        return vectors, np.split(rows, np.cumsum(sizes)[:-1])
+
+    def _batch(
+        self, batch: pd.DataFrame, search: pt.Transformer | None, run: pd.DataFrame
+    ) -> tuple[FloatArray, IntArray, IntArray]:
+        """Returns the vectors of some queries, the rows of their first results, and how many."""
+        stage = self.queries.queries
+        encoded = batch if stage is None else stage.transform(batch)
+        vectors = np.zeros((len(batch), 0), dtype=np.float32)
+        if self.vectors:
+            need(encoded, ["query_vec"], repr(stage))
+            vectors = stack(encoded["query_vec"], repr(stage), encoded["qid"])
+        if self.depth == 0:
+            results = batch.head(0).assign(docno="")
+        elif search is not None:
+            results = search.transform(encoded)
+        else:
+            results = ranked(run[run["qid"].isin(set(batch["qid"]))])
+            results = results[results["rank"] < self.depth]
+        found = self._found(batch["qid"], results)
+        sizes = np.array([len(rows) for rows in found], dtype=np.int64)
+        return vectors, np.concatenate(found), sizes
 
     def _found(self, qids: pd.Series, results: pd.DataFrame) -> list[IntArray]:
         rows = self.rows(results["docno"])

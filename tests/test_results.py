@@ -54,8 +54,10 @@ def test_trained_figures_are_of_this_code_and_these_configs() -> None:
 
 
 @needs_data
-def test_trained_figures_are_of_this_data() -> None:
+def test_trained_figures_are_of_this_data(tmp_path: Path) -> None:
     assert said()["data"] == results_training.data_fingerprints()
+    models = results_training.Models(tmp_path)
+    assert said()["prepared"] == results_training.prepared_fingerprints(models)
 
 
 @pytest.mark.models

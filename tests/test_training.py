@@ -445,6 +445,31 @@ def test_unchanged_inputs_use_the_cache_and_changed_ones_do_not(tiny: Tiny) -> N
     assert len(seen) == 5
 
 
+def test_interrupted_first_pass_goes_on_where_it_was(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = prepared(tiny.config(cache=f"{tiny.folder}/other"))
+    monkeypatch.setattr("prf.training_data.BATCH", 8)
+    search, asked = prf.DenseRetriever.search, []
+
+    def counted(stage: Any, queries: Any) -> Any:
+        asked.append(len(queries))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return search(stage, queries)
+
+    monkeypatch.setattr(prf.DenseRetriever, "search", counted)
+    with pytest.raises(KeyboardInterrupt):
+        prepared(tiny.config())
+    assert not list((tiny.folder / "cache").glob("*/meta.json"))
+    data = prepared(tiny.config())
+    assert asked == [8, 8, 8, 8, 6]  # two batches, the broken one, and what was left
+    assert data.fingerprint == whole.fingerprint
+    np.testing.assert_array_equal(data.feedback, whole.feedback)
+    np.testing.assert_array_equal(data.vectors, whole.vectors)
+    assert [path.name for path in (tiny.folder / "cache").iterdir()] == [data.fingerprint[:16]]
+
+
 def test_half_written_data_is_never_taken(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -453,7 +478,7 @@ def test_half_written_data_is_never_taken(tiny: Tiny, monkeypatch: pytest.Monkey
         patch.setattr(np, "save", full)
         with pytest.raises(OSError, match="No space left"):
             prepared(tiny.config())
-    assert list((tiny.folder / "cache").iterdir()) == []
+    assert not list((tiny.folder / "cache").glob("*/meta.json"))
     assert len(prepared(tiny.config())) == 30
 
 

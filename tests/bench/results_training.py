@@ -53,6 +53,7 @@ from prf.losses import DenseMatrix, Matrix, full_softmax
 from prf.lucene import open_index as open_lucene
 from prf.sparse_models import load_splade
 from prf.training_config import Training
+from prf.training_data import prepare
 from prf.training_tasks import open_impacts, open_table
 from prf.trec import read_json
 
@@ -97,7 +98,6 @@ CODE = (
     "losses",
     "sparse_network",
     "tprf",
-    "training_data",
     "training_loop",
     "training_tasks",
 )
@@ -123,6 +123,17 @@ def fingerprints() -> dict[str, str]:
 
 def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def prepared_fingerprints(models: Models) -> dict[str, str]:
+    """Returns the checksums of what dense training reads: feedback and positives as rows."""
+    config, made = models.config("tprf", 1), {}
+    for name, part, every in (("train", config.train, False), ("dev", config.dev, True)):
+        assert part is not None
+        data = prepare(part, config.index, config.cache, fb_docs=10, all_queries=every)
+        arrays = (data.feedback, data.positives.ptr, data.positives.rows)
+        made[name] = _sha(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays))
+    return made
 
 
 def data_fingerprints() -> dict[str, str]:
@@ -527,7 +538,12 @@ SECTIONS = {"effectiveness": effectiveness, "lol": lol, "sparse": sparse, "cost"
 
 def prints(models: Models) -> str:
     """Fingerprints"""
-    found = {**fingerprints(), "data": data_fingerprints(), "versions": versions()}
+    found = {
+        **fingerprints(),
+        "data": data_fingerprints(),
+        "prepared": prepared_fingerprints(models),
+        "versions": versions(),
+    }
     return f"```json\n{json.dumps(found, indent=1)}\n```"
 
 
