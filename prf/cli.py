@@ -417,7 +417,10 @@ def train(
     import_: Import = None,
     progress: Progress = None,
 ) -> None:
-    """Train a feedback model; the same command goes on after an interruption."""
+    """Train a feedback model; the same command goes on after an interruption.
+
+    Several GPUs: torchrun --nproc-per-node N -m prf train CONFIG.
+    """
     from prf.training import train as train_model
     from prf.training_config import read_config
 
@@ -425,6 +428,8 @@ def train(
     given = read_config(config, set_ or ())
 
     record = train_model(given, force=force, progress=_shows(progress))
+    if os.environ.get("RANK", "0") != "0":
+        return  # of the processes that torchrun started, the first one tells
     dev = "" if record["dev"] is None else f", dev {record['dev']:.4f}"
     steps = _many(record["steps"], "update", "updates")
     _say(
