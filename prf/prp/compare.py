@@ -264,7 +264,9 @@ class Comparer:
                     counts["completion_tokens"] += answer.completion_tokens
                 yield item, answer
 
-    def _asked(self, items: Sequence[_Asked], cache: AnswerCache) -> Iterator[tuple[int, Answer]]:
+    def _asked(
+        self, items: Sequence[_Asked], cache: AnswerCache | Memory
+    ) -> Iterator[tuple[int, Answer]]:
         session = self._open(items[0], len(items), cache)
         for batch in session.ask([item.question for item in items]):
             good, bad = [], []

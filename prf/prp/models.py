@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import io
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import takewhile
@@ -152,29 +154,47 @@ class LocalModel(LanguageModel):
     def session(self) -> Session:
         where = f"{self.kind} '{self.model}'"
         check_device(self.device, where)
-        transformers = require("transformers", "cpu", where)
-        torch = require("torch", "cpu", where)
-        path = model_path(self.model)
-        settings: dict[str, Any] = {"revision": self.revision} if self.revision else {}
-        if self.gguf_file is not None:
-            require("gguf", "cpu", where)
-            settings["gguf_file"] = self.gguf_file
-        with reading(where, FOLDER):
-            config = transformers.AutoConfig.from_pretrained(path, **settings)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path, **settings)
-            both = bool(getattr(config, "is_encoder_decoder", False))
-            kind = "AutoModelForSeq2SeqLM" if both else "AutoModelForCausalLM"
-            safe = {} if self.gguf_file else {"use_safetensors": True}
-            model, report = getattr(transformers, kind).from_pretrained(
-                path, output_loading_info=True, **settings, **safe
-            )
-        refuse_missing(where, sorted(report["missing_keys"]), "a language model")
-        wrapper = _EncoderDecoder if both else _Decoder
-        model = model.to(device=self.device, dtype=getattr(torch, self._dtype)).eval()
-        session = wrapper(self, where, tokenizer, model)
-        session.fingerprint = fingerprint(path, self.gguf_file)
+        loaded = _load(where, self.model, self.gguf_file, self.revision, self._dtype, self.device)
+        wrapper = _EncoderDecoder if loaded.model.config.is_encoder_decoder else _Decoder
+        session = wrapper(self, where, loaded.tokenizer, loaded.model)
+        session.fingerprint = loaded.fingerprint
         session.probe()
         return session
+
+
+class _Loaded(NamedTuple):
+    tokenizer: Any
+    model: Any
+    fingerprint: str
+
+
+@lru_cache(maxsize=2)
+def _load(
+    where: str, name: str, gguf_file: str | None, revision: str | None, dtype: str, device: str
+) -> _Loaded:
+    """Opens weights and tokenizer; backends that differ in anything else share them."""
+    transformers = require("transformers", "cpu", where)
+    torch = require("torch", "cpu", where)
+    path = model_path(name)
+    settings: dict[str, Any] = {"revision": revision} if revision else {}
+    if gguf_file is not None:
+        require("gguf", "gguf", where)
+        settings["gguf_file"] = gguf_file
+    # Reading GGUF draws a bar that no setting of transformers turns off.
+    bars = nullcontext() if gguf_file is None else redirect_stderr(io.StringIO())
+    with reading(where, FOLDER if gguf_file is None else f"a local folder with {gguf_file}"), bars:
+        config = transformers.AutoConfig.from_pretrained(path, **settings)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **settings)
+        seq2seq = bool(getattr(config, "is_encoder_decoder", False))
+        kind = "AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM"
+        if gguf_file is None:
+            settings["use_safetensors"] = True
+        model, report = getattr(transformers, kind).from_pretrained(
+            path, output_loading_info=True, **settings
+        )
+    refuse_missing(where, sorted(report["missing_keys"]), "a language model")
+    model = model.to(device=device, dtype=getattr(torch, dtype)).eval()
+    return _Loaded(tokenizer, model, fingerprint(path, gguf_file))
 
 
 def fingerprint(path: str, gguf_file: str | None = None) -> str:
