@@ -339,6 +339,7 @@ def real() -> list[Question]:
 
 
 @needs_smollm
+@pytest.mark.slow
 def test_real_scores_are_those_of_a_plain_forward_pass(real: list[Question]) -> None:
     import torch
 
@@ -361,6 +362,7 @@ def test_real_scores_are_those_of_a_plain_forward_pass(real: list[Question]) -> 
 
 
 @needs_smollm
+@pytest.mark.slow
 def test_real_verdicts_do_not_depend_on_the_batch(real: list[Question]) -> None:
     expected = answers(smollm(), real)
     for backend in (smollm(batch_tokens=1), smollm(share_prefix=False)):
@@ -370,6 +372,7 @@ def test_real_verdicts_do_not_depend_on_the_batch(real: list[Question]) -> None:
 
 
 @needs_smollm
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["score", "generate"])
 def test_real_run_end_to_end_and_again_without_a_call(tmp_path: Path, mode: Any) -> None:
     frame = passages()
@@ -411,6 +414,7 @@ def their_template(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @needs_smollm
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [" Passage:", "Passage"])
 @pytest.mark.skipif(THEIRS is None, reason="llm-rankers is not installed")
 def test_verdicts_equal_those_of_llm_rankers(

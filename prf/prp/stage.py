@@ -206,7 +206,6 @@ class PRP(Transformer):
         found = Comparer(self.backend, rules, self.cache, self.offline).run(
             lists, [algorithm(self.variant, len(g.texts), self.k, self.ties) for g in lists]
         )
-        self._judge(lists, found)
         score = np.empty(len(frame))
         for (start, end), compared in zip(pairwise([*starts, len(frame)]), found, strict=True):
             n = end - start
@@ -216,6 +215,7 @@ class PRP(Transformer):
             {"qid": given.qid, "documents": compared.n, **compared.figures()}
             for given, compared in zip(lists, found, strict=True)
         ]
+        self._judge(found, rows)
         return ranked(frame.assign(score=score)), rows
 
     def _lists(self, frame: pd.DataFrame) -> tuple[list[Ranked], list[int]]:
@@ -249,17 +249,16 @@ class PRP(Transformer):
             f"{self!r}: text of qid {qid!r}, docno {docno!r} is {shorten(value)}, not text"
         )
 
-    def _judge(self, lists: Sequence[Ranked], found: Sequence[Compared]) -> None:
+    def _judge(self, found: Sequence[Compared], rows: Sequence[dict[str, Any]]) -> None:
         """Refuses answers that are no verdicts, and tells of queries that look wrong."""
         told: dict[str, list[str]] = {}
-        for given, compared in zip(lists, found, strict=True):
-            row = compared.figures()
+        for compared, row in zip(found, rows, strict=True):
             answers = [a for pair in compared.answers.values() for a in pair if a]
             invalid = row["invalid_rate"]
             if len(answers) >= FEW_ANSWERS and invalid > self.max_invalid:
                 raw = next(answer.raw for answer in answers if not answer.valid)
                 raise PrfError(
-                    f"{self!r}: {invalid:.0%} of the {len(answers)} answers for qid {given.qid!r} "
+                    f"{self!r}: {invalid:.0%} of the {len(answers)} answers for qid {row['qid']!r} "
                     f"are no verdict, such as {shorten(raw)}; check model and prompt, or raise "
                     "max_invalid"
                 )
@@ -278,6 +277,6 @@ class PRP(Transformer):
             }
             for what, holds in tests.items():
                 if holds:
-                    told.setdefault(what, []).append(given.qid)
+                    told.setdefault(what, []).append(row["qid"])
         for what, qids in told.items():
             notice(what, qids)
