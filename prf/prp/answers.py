@@ -59,12 +59,13 @@ class Answer:
 
 
 def clean_text(text: str) -> str:
-    """Returns the text in NFC with every run of white space as one blank.
+    """Returns the text in NFC with every run of white space as one blank; half characters as ``?``.
 
     >>> clean_text(" a\\n\\nb ")
     'a b'
     """
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    whole = text.encode("utf-8", "replace").decode()  # half a character has no UTF-8
+    return " ".join(unicodedata.normalize("NFC", whole).split())
 
 
 def shared_start(labels: Sequence[str]) -> str:

@@ -72,7 +72,7 @@ def canonical(identity: Mapping[str, Any]) -> str:
 def question_key(identity: str, question: Question) -> bytes:
     """Returns the digest of a backend's identity (see `canonical`) and the texts it is shown."""
     parts = json.dumps([identity, *question], ensure_ascii=False)
-    return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).digest()
+    return hashlib.sha256(parts.encode()).digest()
 
 
 class Memory:

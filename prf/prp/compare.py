@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -135,7 +136,7 @@ class _Query:
         if order == "random":
             texts = sorted(question[1:])
             drawn = "\0".join([str(self._rules.seed), question.query, *texts])
-            digest = hashlib.sha256(drawn.encode("utf-8", "surrogatepass")).digest()
+            digest = hashlib.sha256(drawn.encode()).digest()
             return (bool(digest[0] & 1) != (question.first != texts[0]),)
         return (order == "lower_first",)
 
@@ -210,6 +211,8 @@ class Comparer:
             )
         self._identity = canonical(identity or {})
         self._session: Session | None = None
+        self.counters: Counter[str] = Counter()
+        """What the backend did in `run`: batches, padded tokens, retries, failures."""
 
     def run(self, lists: Sequence[Ranked], algorithms: Sequence[Algorithm]) -> list[Compared]:
         """Returns the comparisons and the ranking of each list.
@@ -230,6 +233,8 @@ class Comparer:
                     bar.update(1)
                 for query in running:
                     query.advance()
+        if self._session is not None:
+            self.counters = self._session.counters - self._before
         for query in queries:
             query.found.cost = query.cost if self._backend.prices else math.nan
             query.found.counts["empty_texts"] = sum(not text for text in query.given.texts)
@@ -294,6 +299,7 @@ class Comparer:
             )
         if self._session is None:
             self._session = self._backend.open()
+            self._before = self._session.counters.copy()
             if self._session.fingerprint:
                 cache.check_model(self._identity, self._session.fingerprint)
         return self._session

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -138,18 +140,23 @@ class PRP(Transformer):
         )
 
     def run(self, frame: pd.DataFrame, queries: pd.DataFrame | None) -> pd.DataFrame:
-        out, rows = self._reranked(ranked(frame))
-        figures(repr(self), rows)
+        out, rows, counters = self._reranked(ranked(frame))
+        known = [{name: _or_none(value) for name, value in row.items()} for row in rows]
+        figures(repr(self), known)
+        figures(f"{self!r}, backend", [counters])
         return out
 
     def measured(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Returns the reranked frame, and a frame with one row of statistics for each query.
 
-        The statistics are explained in `prf.prp.statistics.Compared.figures`.
+        The statistics are explained in `prf.prp.statistics.Compared.figures`; what the backend did
+        for all queries together (batches, padded tokens, retries, failures, seconds) is in the
+        frame's ``attrs``.
         """
-        given = self._checked(frame)
-        out, rows = self._reranked(given)
-        return out, pd.DataFrame(rows)
+        out, rows, counters = self._reranked(self._checked(frame))
+        table = pd.DataFrame(rows)
+        table.attrs.update(counters)
+        return out, table
 
     def estimate(self, frame: pd.DataFrame) -> dict[str, Any]:
         """Returns what reranking a frame takes at most, before any question is asked.
@@ -190,8 +197,11 @@ class PRP(Transformer):
             need(given, self.needs, repr(self))
             return ranked(given)
 
-    def _reranked(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
-        """Returns a ranked frame reranked, and the statistics of each query."""
+    def _reranked(
+        self, frame: pd.DataFrame
+    ) -> tuple[pd.DataFrame, list[dict[str, Any]], dict[str, float]]:
+        """Returns a ranked frame reranked, the statistics of each query, and what it took."""
+        begin = time.perf_counter()
         lists, starts = self._lists(frame)
         rules = Rules(
             self.order,
@@ -203,7 +213,8 @@ class PRP(Transformer):
             self.max_cost,
             self.on_error,
         )
-        found = Comparer(self.backend, rules, self.cache, self.offline).run(
+        comparer = Comparer(self.backend, rules, self.cache, self.offline)
+        found = comparer.run(
             lists, [algorithm(self.variant, len(g.texts), self.k, self.ties) for g in lists]
         )
         score = np.empty(len(frame))
@@ -216,7 +227,8 @@ class PRP(Transformer):
             for given, compared in zip(lists, found, strict=True)
         ]
         self._judge(found, rows)
-        return ranked(frame.assign(score=score)), rows
+        counters = {**comparer.counters, "seconds": round(time.perf_counter() - begin, 4)}
+        return ranked(frame.assign(score=score)), rows, counters
 
     def _lists(self, frame: pd.DataFrame) -> tuple[list[Ranked], list[int]]:
         """Returns each query's first documents, clean, and the row where its list begins."""
@@ -280,3 +292,8 @@ class PRP(Transformer):
                     told.setdefault(what, []).append(row["qid"])
         for what, qids in told.items():
             notice(what, qids)
+
+
+def _or_none(value: Any) -> Any:
+    """Returns the value for JSON, which has no NaN."""
+    return None if isinstance(value, float) and math.isnan(value) else value
