@@ -669,7 +669,9 @@ def test_statistics_stand_in_the_run_record(tmp_path: Path) -> None:
     )
     topics = queries(("q0", "query 0"), ("q1", "query 1"))
     record = prf.search(stage, topics, tmp_path / "out.run").record
-    (rows,) = record["figures"].values()
+    rows, backend = record["figures"].values()
+    assert backend[0]["batches"] >= 1
+    assert backend[0]["seconds"] > 0
     assert [row["qid"] for row in rows] == ["q0", "q1"]
     assert all(row["prompts"] == 2 * row["pairs_evaluated"] for row in rows)
 

@@ -7,6 +7,7 @@ logits of both letters, which is the whole answer; nothing else is generated.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import io
@@ -31,6 +32,12 @@ from prf.prp.prompt import Limits, Template, fit, read_template
 Mode = Literal["score", "generate"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Row = tuple[int, ...]
+
+ENOUGH = {"cpu": 4, "cuda": 512, "mps": 64}
+"""Rows from which a batch need not grow: a CPU is as fast with few, and few have less padding."""
+
+SHORT = 0.8
+"""Rows shorter than this part of the longest begin a batch of their own, if there are enough."""
 
 PROBES = (
     Question("what do cows eat", "Cows eat grass and hay.", "The printer is out of paper."),
@@ -350,7 +357,6 @@ class _ModelSession(Session):
                 torch.cuda.empty_cache()
             return None
         self._budget = min(self._budget * 1.25, float(self._backend.batch_tokens))
-        self.counters["padded_tokens"] += size
         return out
 
     def probe(self) -> None:
@@ -410,6 +416,7 @@ class _EncoderDecoder(_ModelSession):
     def _forward(self, rows: Sequence[Row]) -> Any:
         torch = require("torch", "cpu", self._where)
         ids, mask = self._padded(rows, left=False)
+        self.counters["padded_tokens"] += ids.numel()
         begin = torch.tensor([self._begin] * len(rows), device=self._backend.device)
         return self._model(
             input_ids=ids, attention_mask=mask, decoder_input_ids=begin, use_cache=False
@@ -430,6 +437,7 @@ class _Decoder(_ModelSession):
         names = inspect.signature(model.forward).parameters
         self._cache_name = "past_key_values" if "past_key_values" in names else "cache"
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
+        self._kept: tuple[list[Row], Any, Any] | None = None
         self._shares = backend.share_prefix and _plain_cache(model.config)
         super().__init__(backend, where, tokenizer, model)
 
@@ -449,9 +457,14 @@ class _Decoder(_ModelSession):
         groups = grouped(rows, questions) if self._shares else [
             _Shared((), [place]) for place in range(len(rows))
         ]  # fmt: skip
-        groups.sort(key=lambda g: (-len(g.prefix), -max(len(rows[i]) for i in g.places), g.places))
+        groups = [
+            _Shared(prefix, sorted(places, key=lambda place: (-len(rows[place]), place)))
+            for prefix, places in groups
+        ]
+        groups.sort(key=lambda g: (-len(g.prefix), -len(rows[g.places[0]]), g.places))
+        enough = ENOUGH[self._backend.device.partition(":")[0]]
         while groups:
-            batch, rest, size = taken(groups, rows, self._budget)
+            batch, rest, size = taken(groups, rows, self._budget, enough)
             count = sum(len(group.places) for group in batch)
             out = self._tried(count, size, partial(self._forward, rows, batch))
             if out is not None:
@@ -462,12 +475,12 @@ class _Decoder(_ModelSession):
         torch = require("torch", "cpu", self._where)
         ends = [rows[place][len(g.prefix) :] for g in groups for place in g.places]
         ids, mask = self._padded(ends, left=True)
+        self.counters["padded_tokens"] += ids.numel()
         owner = torch.tensor([n for n, g in enumerate(groups) for _ in g.places], device=ids.device)
         past: dict[str, Any] = {"use_cache": False}
         before = torch.zeros((len(ends), 1), dtype=torch.int64, device=ids.device)
         if any(group.prefix for group in groups):
             cache, start_mask = self._prefixes([group.prefix for group in groups])
-            # A cache of one row is spread by its own method; others are chosen row by row.
             cache.batch_select_indices(owner)
             start_mask = start_mask[owner]
             past = {self._cache_name: cache, "use_cache": True}
@@ -480,20 +493,23 @@ class _Decoder(_ModelSession):
             input_ids=ids, attention_mask=whole, position_ids=positions, **past, **self._last_only
         ).logits[:, -1]
 
-    def _prefixes(self, prefixes: Sequence[Row]) -> tuple[Any, Any]:
-        """Returns what the model remembers of each prefix, and its mask."""
-        utils = require("transformers.cache_utils", "cpu", self._where)
-        ids, mask = self._padded(prefixes, left=True)
-        cache = utils.DynamicCache(config=self._model.config)
-        self._model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-            use_cache=True,
-            **{self._cache_name: cache},
-            **self._last_only,
-        )
-        return cache, mask
+    def _prefixes(self, prefixes: list[Row]) -> tuple[Any, Any]:
+        """Returns what the model remembers of each prefix, a copy to write on, and its mask."""
+        if self._kept is None or self._kept[0] != prefixes:
+            utils = require("transformers.cache_utils", "cpu", self._where)
+            ids, mask = self._padded(prefixes, left=True)
+            self.counters["padded_tokens"] += ids.numel()
+            cache = utils.DynamicCache(config=self._model.config)
+            self._model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+                use_cache=True,
+                **{self._cache_name: cache},
+                **self._last_only,
+            )
+            self._kept = (prefixes, cache, mask)  # a group may come in several batches
+        return copy.deepcopy(self._kept[1]), self._kept[2]
 
 
 def _plain_cache(config: Any) -> bool:
@@ -537,27 +553,33 @@ def _common(rows: Sequence[Row]) -> Row:
 
 
 def taken(
-    groups: Sequence[_Shared], rows: Sequence[Row], budget: float
+    groups: Sequence[_Shared], rows: Sequence[Row], budget: float, enough: int
 ) -> tuple[list[_Shared], list[_Shared], int]:
     """Returns the groups of the next batch, those that are left, and the batch's padded tokens.
 
-    At least one row is taken. A group that does not fit is split.
+    At least one row is taken. A group is split where the batch is full, or where its rows, the
+    longest first, have become so short that a batch of their own wastes less.
+
+    Args:
+        groups: What is left.
+        rows: All rows.
+        budget: Tokens of a batch, prefixes counted for each row.
+        enough: Rows from which a batch need not grow.
     """
     batch: list[_Shared] = []
     prefix = end = count = 0
     for number, group in enumerate(groups):
-        if prefix and not group.prefix:  # no model reads a prefix of nothing
+        # No model reads a prefix of nothing.
+        if count and (count >= enough or bool(prefix) != bool(group.prefix)):
             return batch, list(groups[number:]), (prefix + end) * count
-        prefix = max(prefix, len(group.prefix))
+        wide = max(prefix, len(group.prefix))
         for done, place in enumerate(group.places):
-            width = max(end, len(rows[place]) - len(group.prefix))
-            if count and (prefix + width) * (count + 1) > budget:
-                rest = list(groups[number + 1 :])
-                if done:
-                    batch.append(_Shared(group.prefix, group.places[:done]))
-                return batch, [_Shared(group.prefix, group.places[done:]), *rest], (
-                    prefix + end
-                ) * count  # fmt: skip
-            end, count = width, count + 1
+            own = len(rows[place]) - len(group.prefix)
+            full = (wide + max(end, own)) * (count + 1) > budget
+            if count and (full or (count >= enough and own < SHORT * end)):
+                rest = [_Shared(group.prefix, group.places[done:]), *groups[number + 1 :]]
+                taken_now = [_Shared(group.prefix, group.places[:done])] if done else []
+                return [*batch, *taken_now], rest, (prefix + end) * count
+            prefix, end, count = wide, max(end, own), count + 1
         batch.append(group)
     return batch, [], (prefix + end) * count

@@ -11,6 +11,7 @@ load on the machine falls on all alike.
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import statistics
@@ -47,6 +48,15 @@ def their_ranker(folder: Path) -> Any:
     return PairwiseLlmRanker(str(folder), None, "cpu", method="heapsort")
 
 
+def save_plain(model: Any, folder: str) -> None:
+    """Saves a model that came from GGUF as an ordinary one, in float32."""
+    config = copy.deepcopy(model.config)
+    vars(config).pop("quantization_config", None)
+    plain = type(model)(config)
+    plain.load_state_dict(model.state_dict())
+    plain.save_pretrained(folder)
+
+
 def main() -> None:
     """Prints prompts a second, and the ratio to llm-rankers."""
     n, repetitions = (int(value) for value in (sys.argv[1:] + ["10", "1"][len(sys.argv) - 1 :])[:2])
@@ -64,10 +74,10 @@ def main() -> None:
             max_passage_tokens=1000,
         )  # fmt: skip
         session: Any = ours.open()
-        session._model.save_pretrained(folder)
+        save_plain(session._model, folder)
         session._tokenizer.save_pretrained(folder)
         theirs = their_ranker(Path(folder))
-        jobs: dict[str, Callable[[], list[str]]] = {
+        jobs: dict[str, Callable[[], tuple[list[str], int]]] = {
             "llm-rankers": lambda: their_answers(theirs, pairs),
             "prf, prefixes not shared": lambda: our_answers(
                 replace(ours, share_prefix=False), questions, pairs
@@ -77,35 +87,46 @@ def main() -> None:
         report(jobs, len(questions), repetitions)
 
 
-def their_answers(ranker: Any, pairs: list[Question]) -> list[str]:
-    return [said for q in pairs for said in ranker.compare(q.query, [q.first, q.second])]
+def their_answers(ranker: Any, pairs: list[Question]) -> tuple[list[str], int]:
+    """Returns the answers, and the tokens the model computed, padding included."""
+    before = ranker.total_prompt_tokens
+    said = [said for q in pairs for said in ranker.compare(q.query, [q.first, q.second])]
+    return said, ranker.total_prompt_tokens - before
 
 
-def our_answers(backend: LocalModel, asked: list[Question], pairs: list[Question]) -> list[str]:
+def our_answers(
+    backend: LocalModel, asked: list[Question], pairs: list[Question]
+) -> tuple[list[str], int]:
+    """Returns the answers, and the tokens the model computed, padding included."""
+    counters = backend.open().counters
+    before = counters["padded_tokens"]
     found = dict(zip(asked, shared.answers(backend, asked), strict=True))
-    return [
-        f"Passage {found[q].raw.strip().upper()}" for p in pairs for q in (p, p.swapped())
-    ]  # fmt: skip
+    both = [found[q].raw.strip().upper() for p in pairs for q in (p, p.swapped())]
+    return [f"Passage {raw}" for raw in both], counters["padded_tokens"] - before
 
 
-def report(jobs: dict[str, Callable[[], list[str]]], prompts: int, repetitions: int) -> None:
+def report(
+    jobs: dict[str, Callable[[], tuple[list[str], int]]], prompts: int, repetitions: int
+) -> None:
     """Runs all jobs in turn and prints a table."""
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    said: dict[str, list[str]] = {}
+    found: dict[str, tuple[list[str], int]] = {}
     for _ in range(repetitions):
         for name, job in jobs.items():
             start = time.perf_counter()
-            said[name] = job()
+            found[name] = job()
             seconds[name].append(time.perf_counter() - start)
+    theirs = found["llm-rankers"]
     base = statistics.median(seconds["llm-rankers"])
-    print(
-        f"{prompts} prompts, {os.environ.get('OMP_NUM_THREADS', 'all')} threads, {repetitions} run"
-    )
+    threads = os.environ.get("OMP_NUM_THREADS", "all")
+    print(f"{prompts} prompts, threads: {threads}, repetitions: {repetitions}")
     for name, values in seconds.items():
+        said, tokens = found[name]
         median = statistics.median(values)
-        same = sum(a == b for a, b in zip(said[name], said["llm-rankers"], strict=True))
+        same = sum(a == b for a, b in zip(said, theirs[0], strict=True))
         print(
             f"{name:<26} {prompts / median:7.2f} prompts/s  {base / median:5.2f}x  "
+            f"{tokens:>7,} tokens computed ({theirs[1] / tokens:.2f}x fewer)  "
             f"{same}/{prompts} answers equal"
         )
 
