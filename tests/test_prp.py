@@ -676,6 +676,40 @@ def test_statistics_stand_in_the_run_record(tmp_path: Path) -> None:
     assert all(row["prompts"] == 2 * row["pairs_evaluated"] for row in rows)
 
 
+@pytest.mark.models
+def test_feedback_reads_what_the_judge_put_first(material: Any) -> None:
+    docnos = [docno for docno, text in material.docs if text.strip()][:6]
+    text = dict(material.docs)
+    rows = [("q", "x", d, 9.0 - i, text[d]) for i, d in enumerate(docnos)]
+    given = results(*rows, names="qid query docno score text")
+    given["query_vec"] = column(objects([material.vectors[0]] * len(docnos)))
+    best = min(docnos, key=lambda docno: (len(" ".join(text[docno].split())), docno))
+    stage = (
+        PRP(Judge(lambda _, one, two: len(two) - len(one)))
+        >> prf.Vectors(material.dense)
+        >> prf.AveragePrf(1)
+    )
+    found = stage(given)["query_vec"].iloc[0]
+    row = [docno for docno, _ in material.docs].index(best)
+    expected = (material.vectors[0] + material.vectors[row]) / 2
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_run_with_a_cache_is_reused_by_its_record(tmp_path: Path) -> None:
+    """The cache grows while a run is made; that does not make another pipeline of it."""
+    prf.write_run(frame_of(4).assign(rank=0), tmp_path / "in.run")
+    docs = tmp_path / "docs.jsonl"
+    docs.write_text("".join(f'{{"docno": "d{i:03}", "text": "text {i}"}}\n' for i in range(4)))
+    stage = (
+        prf.RunFile(str(tmp_path / "in.run"))
+        >> prf.Text(str(docs))
+        >> PRP(Judge("judges:more_letters"), cache=str(tmp_path / "c"))
+    )
+    topics = queries(("q0", "query 0"))
+    assert not prf.search(stage, topics, tmp_path / "out.run").reused
+    assert prf.search(stage, topics, tmp_path / "out.run", reuse=True).reused
+
+
 # The cache
 
 

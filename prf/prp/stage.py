@@ -125,7 +125,8 @@ class PRP(Transformer):
             raise SpecError("PRP.offline is true without a cache; name the file of an earlier run")
 
     def resources(self) -> list[Resource]:
-        cache = [] if self.cache is None else [Resource("answers", self.cache, self.cache)]
+        # Without a path, by which a run's record would take another state for another pipeline.
+        cache = [] if self.cache is None else [Resource("answers", self.cache)]
         return [*([] if self.offline else self.backend.resources()), *cache]
 
     def cost(self, documents: int | None) -> str:
