@@ -843,7 +843,7 @@ def test_two_processes_share_a_cache(tmp_path: Path) -> None:
     cache = str(tmp_path / "c")
     code = SLOW.format(cache=cache) + "print(*stage(frame_of(12, queries=2))['docno'])"
     runs = [process(tmp_path, code) for _ in range(2)]
-    said = [run.communicate(timeout=120)[0] for run in runs]
+    said = [run.communicate(timeout=600)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     out, figures = PRP(Judge("judges:slow_letters"), k=4, cache=cache).measured(
         frame_of(12, queries=2)

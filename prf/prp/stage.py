@@ -49,7 +49,7 @@ class PRP(Transformer):
     of ``rerank_docs`` pairs.
 
     Answers do not depend on batches but for rounding; of a local model in float32 margins agree to
-    1e-4, so a ranking can change only where a margin is smaller than that.
+    1e-3, so a ranking can change only where a margin is smaller than that.
 
     Source: Qin et al., Large Language Models are Effective Text Rankers with Pairwise Ranking
     Prompting, Findings of NAACL 2024, arXiv 2306.17563, section 3. Soft consistency and the total
@@ -160,11 +160,12 @@ class PRP(Transformer):
         return out, table
 
     def estimate(self, frame: pd.DataFrame) -> dict[str, Any]:
-        """Returns what reranking a frame takes at most, before any question is asked.
+        """Returns what reranking a frame takes at most, before it is reranked.
 
         The number of ``pairs`` (least and largest), ``prompts``, ``tokens`` and ``cost``, repeats
         and cached answers not left out. Tokens are those of the first pairs of each query, counted
-        by the backend's tokenizer, which is opened, or estimated; NaN cost without prices.
+        by the backend's tokenizer, which is opened (a server gets its two plain questions), or
+        estimated; NaN cost without prices.
         """
         lists, _ = self._lists(self._checked(frame))
         orders = 2 if self.order == "both" else 1
