@@ -32,6 +32,7 @@ bench: $(STAMP)
 # The tables of pipelines/RESULTS.md, from the collections in PRF_SHARED.
 results: $(STAMP)
 	$(BIN)/python tests/bench/results.py
+	$(BIN)/python tests/bench/results_prp.py
 
 # The models of pipelines/training and pipelines/TRAINING.md; two hours.
 results-training: $(STAMP)

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         Union,
     )
     from prf.prebuilt import download
+    from prf.prp import PRP, ChatServer, Judge, LocalModel
     from prf.rerank import CrossEncoder, DenseRescorer, MonoT5
     from prf.retrieve import BM25, DenseRetriever, Impact, RunFile, Text, Vectors
     from prf.sparse import EncodedQueries, Splade, UniCoil
@@ -134,6 +135,7 @@ _HOME = {
         "Union",
     ],
     "prebuilt": ["download"],
+    "prp": ["PRP", "ChatServer", "Judge", "LocalModel"],
     "rerank": ["CrossEncoder", "DenseRescorer", "MonoT5"],
     "retrieve": ["BM25", "DenseRetriever", "Impact", "RunFile", "Text", "Vectors"],
     "sparse": ["EncodedQueries", "Splade", "UniCoil"],

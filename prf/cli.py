@@ -543,14 +543,15 @@ def _look_up(qid: str, topics: str | None) -> str:
 
 @app.command()
 def stages(import_: Import = None) -> None:
-    """List the stages that a pipeline may hold."""
-    from prf.pipeline import REGISTRY
+    """List the stages that a pipeline may hold, and what else an argument of theirs may be."""
+    from prf.pipeline import PARTS, REGISTRY
     from prf.spec import _register_all, _signature
 
     _import(import_)
     _register_all()
-    for name, stage in sorted(REGISTRY.items()):
-        print(f"{name}: [...]" if stage.spec_form == "list" else f"{name}({_signature(stage)})")
+    for name, stage in [*sorted(REGISTRY.items()), *sorted(PARTS.items())]:
+        listed = getattr(stage, "spec_form", "mapping") == "list"
+        print(f"{name}: [...]" if listed else f"{name}({_signature(stage)})")
         print(f"    {(stage.__doc__ or '').strip().partition(chr(10))[0]}")
 
 

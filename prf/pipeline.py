@@ -59,6 +59,9 @@ from prf.frames import (
 REGISTRY: dict[str, type[Transformer]] = {}
 """Every stage class by name; filled as classes are defined."""
 
+PARTS: dict[str, type[Part]] = {}
+"""Every class by name that stages hold as an argument and that is no stage itself."""
+
 
 # Arguments
 
@@ -77,7 +80,7 @@ Depth = Annotated[int, AtLeast(0)]
 """A whole number from 0: how many documents feedback reads, 0 for none; threads, 0 for all."""
 
 
-def _hints(cls: type[Transformer]) -> dict[str, Any]:
+def _hints(cls: type[Part]) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
@@ -144,6 +147,10 @@ def _check_plain(value: Any, hint: Any, where: str) -> Any:
         if isinstance(value, pt.Transformer):
             return value
         raise _mismatch(value, "a stage", where)
+    if isinstance(hint, type) and issubclass(hint, Part):
+        if isinstance(value, hint):
+            return value
+        raise _mismatch(value, f"one of {', '.join(parts_of(hint))}", where)
     return value
 
 
@@ -154,11 +161,13 @@ def _check_plain(value: Any, hint: Any, where: str) -> Any:
 class Log:
     """What happened while a pipeline ran: seconds per stage, and queries worth a notice.
 
+    ``figures`` holds what a stage measured, one mapping for each query, by the stage's name.
     ``progress`` asks stages that take long to show a bar on stderr.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     notices: dict[str, list[str]] = field(default_factory=dict)
+    figures: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     progress: bool = False
 
 
@@ -192,6 +201,13 @@ def notice(what: str, qids: Sequence[str]) -> None:
         warnings.warn(notice_text(what, qids), PrfWarning, stacklevel=3)
 
 
+def figures(stage: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Gives what a stage measured of each query to the log of the run, if there is one."""
+    log = _LOG.get()
+    if log is not None:
+        log.figures.setdefault(stage, []).extend(rows)
+
+
 def notice_text(what: str, qids: Sequence[str]) -> str:
     """Returns one line with count and the first few queries; ``what`` ends "queries that ..."."""
     shown = ", ".join(qids[:5]) + (", ..." if len(qids) > 5 else "")
@@ -216,7 +232,51 @@ class Resource:
 # The base class
 
 
-class Transformer(pt.Transformer):  # type: ignore[misc]
+class Part:
+    """A value with checked arguments: constructor arguments are fields are YAML keys.
+
+    Stages are parts; so is what a stage holds without being one, such as a language model. A
+    subclass is a frozen dataclass with ``repr=False``, known by its class name in YAML; a base
+    class says ``abstract=True``.
+    """
+
+    def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not abstract and not cls.__name__.startswith("_"):
+            cls._register()
+
+    @classmethod
+    def _register(cls) -> None:
+        PARTS[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        hints = _hints(type(self))
+        for item in fields(self):  # type: ignore[arg-type]  # a dataclass
+            value = getattr(self, item.name)
+            checked = check_value(value, hints[item.name], f"{type(self).__name__}.{item.name}")
+            object.__setattr__(self, item.name, checked)
+        self.check()
+
+    def check(self) -> None:
+        """Refuses arguments that do not go together; types and bounds are already checked."""
+
+    def __repr__(self) -> str:
+        shown = []
+        for item in fields(self):  # type: ignore[arg-type]  # a dataclass
+            value = getattr(self, item.name)
+            if item.default is MISSING and item.default_factory is MISSING:
+                shown.append(repr(value))
+            elif value != item.default:
+                shown.append(f"{item.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def parts_of(base: type[Part]) -> list[str]:
+    """Returns the names of the parts that derive from ``base``."""
+    return sorted(name for name, cls in PARTS.items() if issubclass(cls, base))
+
+
+class Transformer(Part, pt.Transformer, abstract=True):  # type: ignore[misc]
     """A value that turns a frame into a frame; base of every stage.
 
     A subclass is a frozen dataclass with ``repr=False`` that implements `run` and declares the
@@ -230,10 +290,8 @@ class Transformer(pt.Transformer):  # type: ignore[misc]
     spec_form: ClassVar[Literal["mapping", "scalar", "list"]] = "mapping"
     __array_ufunc__ = None  # so that numpy leaves np.float32(0.5) * stage to us
 
-    def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if abstract or cls.__name__.startswith("_"):
-            return
+    @classmethod
+    def _register(cls) -> None:
         other = REGISTRY.get(cls.__name__)
         if other is not None and (other.__module__, other.__qualname__) != (
             cls.__module__,
@@ -244,17 +302,6 @@ class Transformer(pt.Transformer):  # type: ignore[misc]
                 f"{cls.__module__}; rename one"
             )
         REGISTRY[cls.__name__] = cls
-
-    def __post_init__(self) -> None:
-        hints = _hints(type(self))
-        for item in fields(self):
-            value = getattr(self, item.name)
-            checked = check_value(value, hints[item.name], f"{type(self).__name__}.{item.name}")
-            object.__setattr__(self, item.name, checked)
-        self.check()
-
-    def check(self) -> None:
-        """Refuses arguments that do not go together; types and bounds are already checked."""
 
     # Running
 
@@ -349,17 +396,7 @@ class Transformer(pt.Transformer):  # type: ignore[misc]
     def check_after(self, earlier: Sequence[pt.Transformer]) -> None:
         """Refuses to run after these stages, if they do not fit; called once before a run."""
 
-    # Printing and PyTerrier's inspection
-
-    def __repr__(self) -> str:
-        shown = []
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.default is MISSING and item.default_factory is MISSING:
-                shown.append(repr(value))
-            elif value != item.default:
-                shown.append(f"{item.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
+    # PyTerrier's inspection
 
     def transform_inputs(self) -> list[list[str]]:
         """Returns the columns this needs at least, for ``pt.inspect``."""

@@ -24,7 +24,18 @@ import pyterrier as pt
 import yaml
 
 from prf.errors import FileFormatError, SpecError, did_you_mean, shorten
-from prf.pipeline import REGISTRY, Compose, Transformer, _at_most, _hints, _Nary, _outputs
+from prf.pipeline import (
+    PARTS,
+    REGISTRY,
+    Compose,
+    Part,
+    Transformer,
+    _at_most,
+    _hints,
+    _Nary,
+    _outputs,
+    parts_of,
+)
 from prf.trec import PathLike, read_lines
 
 
@@ -113,14 +124,14 @@ def _stage_class(name: Any, where: str) -> type[Transformer]:
 
 def _register_all() -> None:
     """Imports the modules that define stages; none of them loads anything heavy."""
-    for module in ("encode", "feedback", "fuse", "rerank", "retrieve", "sparse"):
+    for module in ("encode", "feedback", "fuse", "prp", "rerank", "retrieve", "sparse"):
         importlib.import_module(f"prf.{module}")
 
 
-def _signature(cls: type[Transformer]) -> str:
+def _signature(cls: type[Part]) -> str:
     parts = []
     hints = _hints(cls)
-    for item in fields(cls):
+    for item in fields(cls):  # type: ignore[arg-type]  # a dataclass
         hint = hints[item.name]
         hint = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
         shown = getattr(hint, "__name__", str(hint).replace("typing.", ""))
@@ -131,9 +142,12 @@ def _signature(cls: type[Transformer]) -> str:
     return ", ".join(parts)
 
 
-def _build(cls: type[Transformer], arguments: Mapping[Any, Any], where: str) -> Transformer:
+_P = typing.TypeVar("_P", bound=Part)
+
+
+def _build(cls: type[_P], arguments: Mapping[Any, Any], where: str) -> _P:
     hints = _hints(cls)
-    known = {item.name: item for item in fields(cls)}
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
     values = {}
     for name, value in arguments.items():
         if name not in known:
@@ -164,7 +178,24 @@ def _with_stages(value: Any, hint: Any, where: str) -> Any:
         return tuple(_with_stages(v, options[0], f"{where}[{i}]") for i, v in enumerate(value))
     if any(isinstance(option, type) and issubclass(option, pt.Transformer) for option in options):
         return from_spec(value, where)
+    for option in options:
+        if isinstance(option, type) and issubclass(option, Part) and not isinstance(value, Part):
+            return _part(value, option, where)
     return value
+
+
+def _part(spec: Any, base: type[Part], where: str) -> Part:
+    """Builds what a stage holds: a name, or a mapping of one name to its arguments."""
+    name, value = next(iter(spec.items())) if isinstance(spec, dict) and spec else (spec, None)
+    known = parts_of(base)
+    if not isinstance(name, str) or name not in known or (isinstance(spec, dict) and len(spec) > 1):
+        raise SpecError(
+            f"{where}: {shorten(spec)} is none of {', '.join(known)}"
+            f"{did_you_mean(str(name), known)}"
+        )
+    if value is not None and not isinstance(value, dict):
+        raise SpecError(f"{where}: {name} takes its arguments by name, not {shorten(value)}")
+    return _build(PARTS[name], value or {}, where)
 
 
 @dataclass(frozen=True)
@@ -264,20 +295,35 @@ def to_spec(pipeline: pt.Transformer, defaults: bool = False) -> Any:
             except SpecError as error:
                 raise SpecError(f"stage {i}, {error}") from error
         return parts if isinstance(pipeline, Compose) else {name: parts}
-    values = {}
-    for item in fields(pipeline):
-        value = getattr(pipeline, item.name)
-        if defaults or item.default is MISSING or value != item.default:
-            if isinstance(value, pt.Transformer):
-                value = to_spec(value, defaults)
-            elif isinstance(value, tuple):
-                value = [
-                    to_spec(v, defaults) if isinstance(v, pt.Transformer) else v for v in value
-                ]
-            values[item.name] = value
+    values = _arguments(pipeline, defaults)
     if pipeline.spec_form == "scalar":
         return {name: next(iter(values.values()))}
     return {name: values} if values else name
+
+
+def _arguments(part: Part, defaults: bool) -> dict[str, Any]:
+    values = {}
+    for item in fields(part):  # type: ignore[arg-type]  # a dataclass
+        value = getattr(part, item.name)
+        if defaults or item.default is MISSING or value != item.default:
+            if isinstance(value, tuple):
+                value = [_plain(v, defaults) for v in value]
+            values[item.name] = _plain(value, defaults)
+    return values
+
+
+def _plain(value: Any, defaults: bool) -> Any:
+    if isinstance(value, pt.Transformer):
+        return to_spec(value, defaults)
+    if isinstance(value, Part):
+        values = _arguments(value, defaults)
+        return {type(value).__name__: values} if values else type(value).__name__
+    if callable(value):
+        raise SpecError(
+            f"{value!r} has no YAML form; put the function into a file and name it "
+            "'module:function'"
+        )
+    return value
 
 
 def dumps(pipeline: pt.Transformer, defaults: bool = False) -> str:
@@ -309,7 +355,7 @@ def override(pipeline: Transformer, settings: Sequence[str]) -> Transformer:
     return pipeline
 
 
-def _replaced(stage: pt.Transformer, steps: list[str], value: Any, setting: str) -> Any:
+def _replaced(stage: pt.Transformer | Part, steps: list[str], value: Any, setting: str) -> Any:
     head, rest = steps[0], steps[1:]
     if head.isdigit():
         number = int(head)
@@ -323,14 +369,14 @@ def _replaced(stage: pt.Transformer, steps: list[str], value: Any, setting: str)
         if not isinstance(stage, _Nary):
             return new
         return replace(stage, stages=(*stages[:number], new, *stages[number + 1 :]))
-    if not isinstance(stage, Transformer) or stage.spec_form == "list":
+    if not isinstance(stage, Part) or isinstance(stage, _Nary):
         raise SpecError(f"--set {setting!r}: {stage!r} has no arguments; give a position first")
     if rest:
         inner = getattr(stage, head, None)
-        if not isinstance(inner, pt.Transformer):
+        if not isinstance(inner, pt.Transformer | Part):
             raise SpecError(f"--set {setting!r}: {type(stage).__name__}.{head} is not a stage")
         value = _replaced(inner, rest, value, setting)
-    values = {item.name: getattr(stage, item.name) for item in fields(stage)}
+    values = {item.name: getattr(stage, item.name) for item in fields(stage)}  # type: ignore[arg-type]
     return _build(type(stage), {**values, head: value}, f"--set {setting!r}")
 
 

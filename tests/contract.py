@@ -48,6 +48,7 @@ from prf.pipeline import (
     Transformer,
     Union,
 )
+from prf.prp import PRP, Judge
 from prf.rerank import CrossEncoder, DenseRescorer, MonoT5
 from prf.retrieve import BM25, DenseRetriever, Impact, RunFile, Text, Vectors
 from prf.sparse import EncodedQueries, Splade, UniCoil
@@ -181,6 +182,9 @@ EXAMPLES: dict[str, Callable[[Material], Example]] = {
     "Intersection": lambda m: Example(Intersection((Scale(-2.0), Cutoff(5))), result_frame(m)),
     "KL": lambda m: Example(KL(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),
     "MonoT5": lambda m: Example(MonoT5(m.monot5), _texts_found(m), 1e-5),
+    "PRP": lambda m: Example(
+        PRP(Judge("judges:more_letters"), k=3, rerank_docs=6, max_calls=40), _texts_found(m)
+    ),
     "QueryEncoder": _query_encoder,
     "QueryVectors": _query_vectors,
     "RM3": lambda m: Example(RM3(m.lucene, fb_docs=3, fb_terms=4), _bare(m)),

@@ -18,7 +18,7 @@ import prf
 from prf import FrameError, SpecError, dumps, explain, loads
 from prf.feedback import Feedback
 from prf.frames import PROVIDERS, is_results, queries_of, query_columns
-from prf.pipeline import REGISTRY, AtLeast, Transformer, _hints, _Nary
+from prf.pipeline import PARTS, REGISTRY, AtLeast, Transformer, _hints, _Nary
 
 NAMES = [pytest.param(name, marks=MARKS.get(name, ())) for name in STAGES]
 FEEDBACK = [
@@ -34,13 +34,18 @@ NEEDED = [
 KINDS = {"int": (np.int64, np.int32, np.uint16), "float": (np.float64, np.float32)}
 
 
+def kind_of(hint: Any) -> str:
+    """Returns the name of an argument's type, "" for one that may be None."""
+    return getattr(getattr(hint, "__origin__", hint), "__name__", "")
+
+
 def numeric(kind: str) -> list[tuple[str, str]]:
     """Returns (stage, argument) of every argument that is an int, or a float."""
     return [
         (name, item.name)
         for name, cls in STAGES.items()
         for item in fields(cls)
-        if getattr(_hints(cls)[item.name], "__origin__", _hints(cls)[item.name]).__name__ == kind
+        if kind_of(_hints(cls)[item.name]) == kind
     ]
 
 
@@ -185,7 +190,7 @@ def test_twice_gives_the_same(given: Example) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_repr_evaluates_to_the_same_stage(given: Example) -> None:
-    assert eval(repr(given.stage), dict(REGISTRY)) == given.stage
+    assert eval(repr(given.stage), {**PARTS, **REGISTRY}) == given.stage
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -682,7 +682,7 @@ LAYERS = [
     {"faiss_index"},
     {"feedback", "comparison", "sparse", "exchange"},
     {"retrieve", "build", "tables"},
-    {"batch", "check", "rerank", "sparse_build", "training_state"},
+    {"batch", "check", "prp", "rerank", "sparse_build", "training_state"},
     {"training_data"},
     {"training_tasks"},
     {"training_loop"},
@@ -693,8 +693,9 @@ LAYERS = [
 ]
 """A module imports only from layers above its own line; ``__init__`` names everything lazily."""
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
+PACKAGES = ("feedback", "prp")
 MODULES = sorted(
-    path for path in (ROOT / "prf").rglob("*.py") if path.parent.name in ("prf", "feedback")
+    path for path in (ROOT / "prf").rglob("*.py") if path.parent.name in ("prf", *PACKAGES)
 )
 
 
@@ -713,7 +714,7 @@ def imported(path: Path) -> set[str]:
 
 
 def module_of(path: Path) -> str:
-    return "feedback" if path.parent.name == "feedback" else path.stem
+    return path.parent.name if path.parent.name in PACKAGES else path.stem
 
 
 @pytest.mark.parametrize(

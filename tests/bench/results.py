@@ -9,6 +9,8 @@ the others stay as they are. Indexes are kept in FOLDER, if one is given, and us
 from __future__ import annotations
 
 import argparse
+import ast
+import hashlib
 import re
 import sys
 import tempfile
@@ -202,6 +204,23 @@ def _name(topics: Topics) -> str:
 
 
 TABLES = {"splade": splade, "second-pass": second_pass, "dense": dense}
+
+
+def code_fingerprint(modules: Sequence[str]) -> str:
+    """Returns a checksum of modules of ``prf``, without their comments, docstrings and layout."""
+    code = hashlib.sha256()
+    for module in modules:
+        tree = ast.parse((ROOT / "prf" / f"{module}.py").read_text("utf-8"))
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                node.body = [n for n in body if not _is_text(n)] or [ast.Pass()]  # type: ignore[attr-defined]
+        code.update(ast.unparse(tree).encode())
+    return code.hexdigest()[:16]
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def write(name: str, text: str, title: str, file: Path = FILE) -> None:
