@@ -43,6 +43,14 @@ def weights_digest(model: str) -> str | None:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def weights_stamp(model: str) -> int:
+    """Returns the time of a local model's weights, by which a cache tells new ones; else 0."""
+    try:
+        return (Path(model_path(model)) / "model.safetensors").stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 FEEDBACK = "feedback.json"
 """Beside the weights of a model that reads feedback: how its input is packed."""
 

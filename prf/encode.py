@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
+from prf.checkpoints import weights_stamp
 from prf.encoders import Encoder, Layouts, Precision, open_encoder
 from prf.errors import FileFormatError, FrameError
 from prf.frames import FloatArray, column, objects
@@ -42,7 +43,8 @@ def load_encoder(
         IndexStateError: If the model cannot be found or read (names the cache and
             ``HF_HUB_OFFLINE``), lacks weights, or is of another kind than its layout.
     """
-    return open_encoder(model, device, layout, precision, query_length, document_length)
+    lengths = query_length, document_length
+    return open_encoder(model, device, layout, precision, *lengths, weights_stamp(model))
 
 
 @dataclass(frozen=True, repr=False)

@@ -324,7 +324,9 @@ class LayoutEncoder(Encoder):
             real = mask[:, first:, None].float()
             vectors = (hidden[:, first:] * real).sum(1) / real.sum(1).clamp(min=1)
         if self._network.head is not None:
-            vectors = self._network.head(vectors)
+            torch = require("torch", "cpu", "encoding")
+            with torch.autocast(vectors.device.type, enabled=False):  # training's would reach it
+                vectors = self._network.head(vectors)
         if self.layout == "mean-l2":
             torch = require("torch", "cpu", "encoding")
             vectors = torch.nn.functional.normalize(vectors, dim=1)
@@ -342,8 +344,9 @@ def open_encoder(
     precision: Precision,
     query_length: int,
     document_length: int,
+    stamp: int,
 ) -> Encoder:
-    """Opens an encoder; what `load_encoder` does, with every argument given."""
+    """Opens an encoder; what `load_encoder` does, with every argument and the weights' stamp."""
     where = f"encoder '{model}'"
     for value, options in ((layout, get_args(Layouts)), (precision, get_args(Precision))):
         if value not in options:
@@ -354,14 +357,16 @@ def open_encoder(
     half = precision == "bfloat16"
     if found == "sentence-transformers":
         _need_modules(model)
-        sentence = SentenceEncoder(model, _sentence_model(model, device, half), device, precision)
+        sentence = SentenceEncoder(
+            model, _sentence_model(model, device, half, stamp), device, precision
+        )
         own = dict(sentence.max_length)
         sentence.max_length = {
             side: _limit(where, side, wanted[side], own[side], 3) if wanted[side] else own[side]
             for side in own
         }
         return sentence
-    network = load_network(model, device, found, half)
+    network = load_network(model, device, found, half, stamp)
     positions = network.reader.positions
     low = 5 if found == "tct" else 3
     limits = {
@@ -406,7 +411,7 @@ def _need_modules(model: str) -> None:
 
 
 @lru_cache(maxsize=4)
-def _sentence_model(name: str, device: str, half: bool) -> Any:
+def _sentence_model(name: str, device: str, half: bool, stamp: int) -> Any:
     library = require("sentence_transformers", "cpu", f"encoder '{name}'")
     torch = require("torch", "cpu", f"encoder '{name}'")
     with reading(f"encoder '{name}'", "a local folder with a sentence-transformers model"):

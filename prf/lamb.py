@@ -1,4 +1,4 @@
-"""The optimiser that ANCE-PRF was trained with."""
+"""LAMB as ANCE-PRF was trained with it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ class Lamb(torch.optim.Optimizer):
     """LAMB: Adam's step of each tensor, made as long as a share of the tensor itself.
 
     Source: You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 Minutes,
-    ICLR 2020, arXiv 1904.00962, algorithm 2, with bias correction; the ratio is 1 where the tensor
-    or its step is zero.
+    ICLR 2020, arXiv 1904.00962, algorithm 2, in the form that ANCE-PRF's training code uses: the
+    moments are not corrected for their start, and the length of a tensor counts as at most 10. The
+    ratio is 1 where the tensor or its step is zero.
 
     Args:
         params: Tensors, or groups of them with a ``weight_decay`` of their own.
@@ -29,7 +30,7 @@ class Lamb(torch.optim.Optimizer):
         params: Iterable[Any],
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
+        eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(
@@ -57,16 +58,13 @@ class Lamb(torch.optim.Optimizer):
     def _move(self, tensor: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state, (first, second) = self.state[tensor], group["betas"]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"], state["exp_avg_sq"] = (
                 torch.zeros_like(tensor),
                 torch.zeros_like(tensor),
             )
-        state["step"] += 1
-        done = float(state["step"])
-        mean = state["exp_avg"].lerp_(gradient, 1 - first) / (1 - first**done)
-        square = state["exp_avg_sq"].lerp_(gradient * gradient, 1 - second) / (1 - second**done)
+        mean = state["exp_avg"].lerp_(gradient, 1 - first)
+        square = state["exp_avg_sq"].lerp_(gradient * gradient, 1 - second)
         move = mean / (square.sqrt() + group["eps"]) + group["weight_decay"] * tensor
-        length, own = move.norm(), tensor.norm()
+        length, own = move.norm(), tensor.norm().clamp(max=10)
         ratio = torch.where((length > 0) & (own > 0), own / length, torch.ones_like(own))
         tensor.sub_(move * (ratio * group["lr"]))

@@ -256,7 +256,7 @@ class Reader:
     ) -> Ids:
         """Returns the ids of queries with their feedback passages; see `feedback_ids`.
 
-        For ``lol``, runs of three or more underscores in queries become one.
+        For ``lol``, longer runs of underscores in queries become three.
 
         Raises:
             SpecError: For lengths the model does not have.
@@ -272,7 +272,7 @@ class Reader:
         if passage_length in (1, 2):
             raise SpecError(f"feedback needs passage_length 0 or at least 3, not {passage_length}")
         if truncation == "lol":
-            queries = [re.sub("_{3,}", "_", query) for query in queries]
+            queries = [re.sub("_{3,}", "___", query) for query in queries]
         flat = self.tokens([*queries, *(text for texts in passages for text in texts)])
         rows, cut, place = [], [], len(queries)
         for number, texts in enumerate(passages):

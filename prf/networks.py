@@ -41,8 +41,8 @@ class Network:
 
 
 @lru_cache(maxsize=4)
-def load_network(name: str, device: str, layout: Layout, half: bool) -> Network:
-    """Opens the model of a layout, once; see `read_network`."""
+def load_network(name: str, device: str, layout: Layout, half: bool, stamp: int) -> Network:
+    """Opens the model of a layout, once for each stamp of its weights; see `read_network`."""
     return read_network(name, device, layout, half)
 
 

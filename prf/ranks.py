@@ -11,11 +11,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from prf.checkpoints import check_device
+from prf.errors import SpecError
 
 T = TypeVar("T")
 
@@ -81,15 +85,27 @@ def ranks(device: str) -> Iterator[Ranks]:
 
     Args:
         device: ``cpu``, or ``cuda`` for one GPU per process.
+
+    Raises:
+        MissingDependency: For a GPU that is not there.
+        SpecError: For one GPU that several processes would share.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
+        check_device(device, "training")
         yield Ranks(0, 1, device)
         return
+    if ":" in device:
+        raise SpecError(
+            f"loop.device is '{device}', one GPU for {size} processes; write 'cuda' for one each"
+        )
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        check_device(device, "training")
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    # The others wait while the first one prepares data or measures, which may take hours.
+    backend = "nccl" if device.startswith("cuda") else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(days=7))
     try:
         yield Ranks(dist.get_rank(), size, device)
     finally:

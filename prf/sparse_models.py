@@ -23,6 +23,7 @@ from prf.checkpoints import (
     read_weights,
     reading,
     refuse_missing,
+    weights_stamp,
 )
 from prf.errors import IndexStateError, SpecError, require
 from prf.frames import IntArray, ObjectArray, objects
@@ -432,7 +433,7 @@ def load_unicoil(model: str, device: str = "cpu") -> UniCoilModel:
         IndexStateError: If the model cannot be found or read, or lacks weights: a projection is
             never made up.
     """
-    return _load_unicoil(model, device)
+    return _load_unicoil(model, device, weights_stamp(model))
 
 
 def load_splade(model: str, device: str = "cpu") -> SpladeModel:
@@ -447,11 +448,11 @@ def load_splade(model: str, device: str = "cpu") -> SpladeModel:
         IndexStateError: If the model cannot be found or read, or lacks weights such as those of
             its language model head.
     """
-    return _load_splade(model, device)
+    return _load_splade(model, device, weights_stamp(model))
 
 
 @lru_cache(maxsize=4)
-def _load_unicoil(name: str, device: str) -> UniCoilModel:
+def _load_unicoil(name: str, device: str, stamp: int) -> UniCoilModel:
     where, kind = f"unicoil model '{name}'", "a unicoil model"
     check_device(device, where)
     torch, transformers = (require(lib, "cpu", where) for lib in ("torch", "transformers"))
@@ -484,13 +485,14 @@ def load_revised(
         MissingDependency: As `load_splade`.
         IndexStateError: As `load_splade`.
     """
-    return _load_splade(model, device, activation, skip, two_parts)
+    return _load_splade(model, device, weights_stamp(model), activation, skip, two_parts)
 
 
 @lru_cache(maxsize=4)
 def _load_splade(
     name: str,
     device: str,
+    stamp: int,
     activation: Activation = "log1p",
     skip: int = 0,
     two_parts: bool = False,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prf.checkpoints import quiet
 from prf.errors import IndexStateError
 from prf.frames import ObjectArray, objects
 from prf.layouts import Reader, segments
@@ -65,12 +66,13 @@ class SparseEncoder(nn.Module):
         if two_parts and getattr(self.model.config, "type_vocab_size", 0) > 1:
             given["token_type_ids"] = segments(ids, self.reader.marks.sep)
         hidden = self.model(**given).logits.float()
-        largest = torch.stack(
-            [
-                LargestLogits.apply(hidden[row, real], self.decoder.weight)  # type: ignore[no-untyped-call]
-                for row, real in enumerate(mask)
-            ]
-        )
+        with torch.autocast(ids.device.type, enabled=False):  # logits in float32, as when served
+            largest = torch.stack(
+                [
+                    LargestLogits.apply(hidden[row, real], self.decoder.weight)  # type: ignore[no-untyped-call]
+                    for row, real in enumerate(mask)
+                ]
+            )
         if self.decoder.bias is not None:
             largest = largest + self.decoder.bias
         weights = largest[:, : len(self.vocabulary)].relu() * self.allowed
@@ -83,7 +85,8 @@ class SparseEncoder(nn.Module):
         hole = self.model.get_output_embeddings()
         put_decoder(self.model, hole, self.decoder)
         try:
-            self.model.save_pretrained(folder)
+            with quiet():
+                self.model.save_pretrained(folder)
         finally:
             put_decoder(self.model, self.decoder, hole)
 

@@ -75,8 +75,8 @@ class Tprf(nn.Module):
         """
         documents = documents.masked_fill(~present[:, :, None], 0.0)  # NaN would pass any weight
         vectors = torch.cat([queries[:, None], documents], dim=1)
-        missing = torch.cat([torch.zeros_like(present[:, :0]), ~present], dim=1)
-        missing = torch.cat([torch.zeros(len(queries), 1).to(missing), missing], dim=1)
+        own = torch.zeros(len(queries), 1, dtype=torch.bool, device=present.device)
+        missing = torch.cat([own, ~present], dim=1)
         hidden = self.encoder(
             vectors + self.positions[: vectors.shape[1]], src_key_padding_mask=missing
         )

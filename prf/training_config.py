@@ -345,7 +345,8 @@ class Loop(Config):
         seed: Of weights, order, depths, dropout and drawn negatives.
         figure_every: Updates between two dev figures; 0 for one after each epoch.
         patience: Dev figures without a better one after which training stops; 0 for never.
-        group: Texts of like length that go through an encoder at a time; changes rounding only.
+        group: Texts of like length that go through an encoder at a time; changes rounding, and
+            what is dropped, only.
         bf16: Compute the network in bfloat16 what torch holds safe for it.
         device: ``cpu``, ``cuda``, ...
         threads: CPU threads; 0 for torch's choice. Another number may change the last bits.
@@ -433,10 +434,9 @@ class Training(Config):
     def nested(
         cls, name: str, kinds: tuple[type[Config], ...], values: Mapping[str, Any]
     ) -> type[Config]:
-        # A method that is none is named when the dataclass is made.
-        return (
-            NETWORKS.get(values.get("method", "tprf"), kinds[0]) if name == "network" else kinds[0]
-        )
+        if name != "network":
+            return kinds[0]
+        return NETWORKS[check_value(values.get("method", "tprf"), Method, "method")]
 
     def check(self) -> None:
         kind = NETWORKS[self.method]
@@ -445,6 +445,8 @@ class Training(Config):
         if (self.texts is None) != (self.method == "tprf"):
             said = "reads no texts; leave" if self.texts else "reads texts; add"
             raise SpecError(f"method '{self.method}' {said} texts")
+        if self.method == "sparse_encoder" and self.loss.documents_on == "host":
+            raise SpecError("loss.documents_on 'host' is of dense documents only; leave it out")
         self._check_queries()
         most = self.network.fb_docs
         deep = next((k for k in self.loop.depths if k > most), None)

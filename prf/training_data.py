@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +26,11 @@ import pyterrier as pt
 from tqdm import tqdm
 
 from prf.batch import batches, checksums
-from prf.errors import EvaluationError, FileFormatError
+from prf.errors import EvaluationError, FileFormatError, FrameError
 from prf.frames import FloatArray, IntArray, ObjectArray, column, need, ranked, stack
 from prf.index import open_index, read_json
 from prf.lucene import open_index as open_lucene
-from prf.pipeline import Compose, Resource
+from prf.pipeline import Compose, Resource, notice
 from prf.retrieve import DenseRetriever, Impact
 from prf.spec import to_spec
 from prf.training_config import QuerySet
@@ -182,7 +183,7 @@ class _Parts:
         try:
             with np.load(self.folder / f"{start:09d}.npz", allow_pickle=False) as held:
                 return [held[name] for name in ("vectors", "rows", "sizes")]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile):
             return None
 
     def put(self, start: int, vectors: FloatArray, rows: IntArray, sizes: IntArray) -> None:
@@ -240,6 +241,10 @@ class _Maker:
             )
         frame = topics if all_queries else topics[judged].reset_index(drop=True)
         vectors, found = self._first_pass(frame, progress)
+        alone = [qid for qid, rows in zip(frame["qid"], found, strict=True) if len(rows) == 0]
+        counts["without_first_results"] = len(alone)
+        if self.depth:
+            notice("have no first results, so they are trained on alone", alone)
         relevant = [positives.get(qid, np.zeros(0, dtype=np.int64)) for qid in frame["qid"]]
         feedback = np.full((len(frame), self.fb_docs), -1, dtype=np.int64)
         negatives = []
@@ -313,6 +318,11 @@ class _Maker:
     def _found(self, qids: pd.Series, results: pd.DataFrame) -> list[IntArray]:
         rows = self.rows(results["docno"])
         place = {qid: number for number, qid in enumerate(qids)}
+        other = next((qid for qid in results["qid"] if qid not in place), None)
+        if other is not None:
+            raise FrameError(
+                f"{self.search!r} gave results for qid {other!r}, which it was not asked"
+            )
         owner = np.array([place[qid] for qid in results["qid"]], dtype=np.int64)
         order = np.argsort(owner, kind="stable")
         cuts = np.searchsorted(owner[order], np.arange(1, len(qids)))

@@ -25,7 +25,6 @@ from torch import nn
 from tqdm import tqdm
 
 from prf.batch import checksums, versions
-from prf.checkpoints import check_device
 from prf.errors import PrfError, PrfWarning
 from prf.lamb import Lamb
 from prf.pipeline import Resource
@@ -39,12 +38,11 @@ from prf.trec import write_json
 def run_training(config: Training, *, force: bool, progress: bool) -> dict[str, Any]:
     """Trains what a config says; see `prf.training.train`."""
     with ranks(config.loop.device) as group:
-        check_device(group.device, "training")
         own = replace(config, loop=replace(config.loop, device=group.device))
         with workplace(config.output, force, group.first) as place, _quietly(own.loop):
             torch.manual_seed(_seed(config.loop.seed, 0))
             task = _task(own, group, progress)
-            identity = _identity(config, task)
+            identity = _identity(config, task, group.size)
             if group.first:
                 place.claim(identity, force)
             group.wait()
@@ -85,11 +83,11 @@ def _seed(seed: int, step: int) -> int:
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def _identity(config: Training, task: Task) -> dict[str, Any]:
+def _identity(config: Training, task: Task, size: int) -> dict[str, Any]:
     """Returns what decides the weights; where they are put and cached does not."""
     spec = {k: v for k, v in config.spec().items() if k not in ("output", "cache")}
     index = checksums([Resource("index", config.index, config.index)])
-    return {"config": spec, "index": index[config.index], "data": task.identity}
+    return {"config": spec, "index": index[config.index], "data": task.identity, "ranks": size}
 
 
 def _publish(

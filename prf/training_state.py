@@ -19,11 +19,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
@@ -94,7 +95,15 @@ class Workplace:
     def point(self) -> State | None:
         """Returns the last safe point's state, None before the first."""
         points = sorted(self.folder.glob("step-*"))
-        return State(**read_json(points[-1] / "state.json")) if points else None
+        if not points:
+            return None
+        values = read_json(points[-1] / "state.json")
+        if set(values) != {item.name for item in fields(State)}:
+            raise self._damaged(points[-1], "state.json is not that of a safe point")
+        return State(**values)
+
+    def _damaged(self, folder: Path, why: object) -> IndexStateError:
+        return IndexStateError(f"'{folder}' cannot be read ({why}); remove '{self.folder}'")
 
     def restore(self, state: State, network: nn.Module, optimiser: torch.optim.Optimizer) -> None:
         """Puts the weights and the optimiser's moments of a safe point back.
@@ -109,10 +118,8 @@ class Workplace:
             for name, tensor in load_file(folder / "optimiser.safetensors").items():
                 number, _, kind = name.partition(".")
                 moments.setdefault(int(number), {})[kind] = tensor
-        except (OSError, RuntimeError, ValueError) as error:
-            raise IndexStateError(
-                f"'{folder}' cannot be read ({error}); start anew (--force)"
-            ) from error
+        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+            raise self._damaged(folder, error) from error
         groups = optimiser.state_dict()["param_groups"]
         optimiser.load_state_dict({"state": moments, "param_groups": groups})
 
@@ -136,7 +143,11 @@ class Workplace:
 
     def load_best(self, step: int, network: nn.Module) -> None:
         """Puts the best weights into the network."""
-        load_model(network, self.folder / f"best-{step:08d}" / "network.safetensors")
+        folder = self.folder / f"best-{step:08d}"
+        try:
+            load_model(network, folder / "network.safetensors")
+        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+            raise self._damaged(folder, error) from error
 
     @contextmanager
     def _new(self, name: str) -> Iterator[Path]:

@@ -8,6 +8,7 @@ the generator it is given.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from prf.batch import checksums
 from prf.checkpoints import weights_digest, write_feedback
 from prf.encoders import LayoutEncoder
-from prf.errors import IndexStateError, SpecError
+from prf.errors import FileFormatError, IndexStateError, SpecError
 from prf.evaluation import evaluate
 from prf.frames import FloatArray, IntArray, ObjectArray, column, objects
 from prf.index import VectorIndex, open_index
@@ -45,7 +46,7 @@ from prf.sparse_network import SparseEncoder
 from prf.tprf import Tprf, save_tprf
 from prf.training_config import EncoderNetwork, SparseNetwork, TprfNetwork, Training
 from prf.training_data import Lists, TrainingData, prepare
-from prf.trec import read_qrels
+from prf.trec import read_qrels, read_topics
 
 TOGETHER = 64
 """Revisions of like length that go through a network of vectors at a time."""
@@ -142,6 +143,9 @@ class FeedbackTask:
             "vectors": self.reads_vectors,
             "progress": progress,
         }
+        if config.dev is not None:
+            self.qrels = read_qrels(config.dev.qrels)
+            read_topics(config.dev.topics)  # so that a wrong one shows before the first pass
         sampled = config.loss.kind == "sampled_softmax"
         depth = config.loss.negative_depth if sampled else 0
         self.data = prepare(config.train, config.index, config.cache, negative_depth=depth, **kept)
@@ -150,7 +154,6 @@ class FeedbackTask:
         if config.dev is not None:
             self.dev = prepare(config.dev, config.index, config.cache, all_queries=True, **kept)
             self.identity["dev"] = self.dev.fingerprint
-            self.qrels = read_qrels(config.dev.qrels)
 
     def open(self) -> None:
         """Opens documents and network."""
@@ -308,6 +311,10 @@ class _Passages:
             "passage_length": network.passage_length,
         }
         self.two_parts = network.truncation == "lol"
+        reader.feedback([""], [[]], **self.packing)  # refuses lengths the model does not have
+        for resource in self.source.resources():
+            if resource.path is not None and not os.path.exists(resource.path):
+                raise FileFormatError(f"texts: there is no '{resource.path}'")
 
     @property
     def identity(self) -> dict[str, str]:

@@ -672,9 +672,9 @@ def test_public_names_are_all_there_once() -> None:
 LAYERS = [
     {"errors"},
     {"frames", "jvm"},
-    {"trec", "pipeline", "lamb", "ranks"},
+    {"trec", "pipeline", "lamb"},
     {"vectors_io", "lucene_build", "checkpoints", "layouts", "prebuilt", "foreign"},
-    {"networks"},
+    {"networks", "ranks"},
     {"encoders"},
     {"knn", "lucene", "encode", "evaluation", "spec", "fuse", "sparse_models"},
     {"index", "training_config"},

@@ -516,7 +516,7 @@ def test_global_random_state_and_threads_are_as_before(tiny: Tiny) -> None:
 
 def test_seed_decides_the_weights_and_nothing_else_does(tiny: Tiny) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        torch.manual_seed(len(name) + seed)
+        torch.manual_seed(ord(name))
         prf.train(tiny.config(name, loop={"epochs": 2, "seed": seed, "threads": 1}))
     a, b, c = (weights(tiny.folder / name) for name in "abc")
     assert a == b != c
@@ -556,6 +556,56 @@ def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tiny: Tiny) -> N
         gradients.append([p.grad.clone() for p in task.network.parameters()])
     for whole, parts in zip(*gradients, strict=True):
         torch.testing.assert_close(whole, parts, rtol=1e-3, atol=1e-4)
+
+
+def test_accumulated_training_gives_the_weights_of_the_whole_batches(tiny: Tiny) -> None:
+    network = {"fb_docs": 3, "layers": 1, "heads": 2, "feed_forward": 16, "dropout": 0.0}
+    loop = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-4, "threads": 1}
+    for name, parts in (("whole", 1), ("parts", 3)):
+        prf.train(tiny.config(name, network=network, loop={**loop, "accumulate": parts}))
+    whole, other = (load_tprf(tiny.folder / name).state_dict() for name in ("whole", "parts"))
+    assert len(whole) == len(other) > 0
+    for name, tensor in whole.items():
+        torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("file", ["state.json", "network.safetensors", "optimiser.safetensors"])
+def test_damaged_safe_point_is_an_error_that_says_what_to_remove(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    losses, done = VectorTask.losses, [0]
+
+    def interrupted(*given: Any) -> Any:
+        done[0] += 1
+        if done[0] == 6:
+            raise KeyboardInterrupt
+        return losses(*given)
+
+    config = tiny.config(loop=LONG)
+    with monkeypatch.context() as patch:
+        patch.setattr(VectorTask, "losses", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prf.train(config)
+    (point,) = (tiny.folder / "m.training").glob("step-*")
+    (point / file).write_bytes(b"{}")
+    with pytest.raises(
+        IndexStateError, match=r"step-00000003' cannot be read .* remove '.*\.training'"
+    ):
+        prf.train(config)
+
+
+def test_queries_without_first_results_are_named(tiny: Tiny) -> None:
+    config = tiny.config()
+    search = config.train.queries >> prf.DenseRetriever(config.index, k=10)
+    prf.search(search, config.train.topics, tiny.folder / "r.run")
+    lines = (tiny.folder / "r.run").read_text("utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith("train3 ")]
+    (tiny.folder / "r.run").write_text("".join(kept), encoding="utf-8")
+    given = replace(config, train=replace(config.train, run=f"{tiny.folder}/r.run"))
+    with pytest.warns(prf.PrfWarning, match=r"have no first results, .*: 1 \(train3\)"):
+        data = prepared(given)
+    assert data.counts["without_first_results"] == 1
+    assert (data.feedback[3] == -1).all()
 
 
 def test_training_stops_when_the_dev_figure_no_longer_rises(tiny: Tiny) -> None:
@@ -605,21 +655,20 @@ def test_shares_of_the_processes_are_the_whole_batch(count: int, size: int) -> N
 
 
 def test_lamb_moves_each_tensor_by_a_share_of_its_length() -> None:
-    """Two steps by hand; the second tensor is zero, so its step is Adam's."""
-    weights = [torch.tensor([3.0, 4.0]), torch.zeros(2)]
+    """Two steps by hand; a tensor of zeros takes the step itself, a long one counts as 10."""
+    weights = [torch.tensor([3.0, 4.0]), torch.zeros(2), torch.tensor([30.0, 40.0])]
     tensors = [w.clone().requires_grad_() for w in weights]
     optimiser = Lamb(tensors, lr=0.1, weight_decay=0.01)
-    m = [np.zeros(2), np.zeros(2)]
-    v = [np.zeros(2), np.zeros(2)]
+    m = [np.zeros(2) for _ in weights]
+    v = [np.zeros(2) for _ in weights]
     expected = [w.numpy().astype(float) for w in weights]
-    for step, gradients in enumerate([[(1.0, -2.0), (0.5, 0.0)], [(0.5, 1.0), (1.0, 0.2)]], 1):
-        for i, gradient in enumerate(gradients):
+    for gradients in ([(1.0, -2.0), (0.5, 0.0)], [(0.5, 1.0), (1.0, 0.2)]):
+        for i, gradient in enumerate([*gradients, gradients[0]]):
             g = np.array(gradient)
             tensors[i].grad = torch.tensor(gradient)
             m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.999 * v[i] + 0.001 * g * g
-            move = (m[i] / (1 - 0.9**step)) / (np.sqrt(v[i] / (1 - 0.999**step)) + 1e-6)
-            move = move + 0.01 * expected[i]
-            own = np.linalg.norm(expected[i])
+            move = m[i] / (np.sqrt(v[i]) + 1e-8) + 0.01 * expected[i]
+            own = min(10.0, np.linalg.norm(expected[i]))
             ratio = own / np.linalg.norm(move) if own > 0 else 1.0
             expected[i] = expected[i] - 0.1 * ratio * move
         optimiser.step()

@@ -364,6 +364,39 @@ def test_before_any_update_the_network_is_its_base(world: World, layout: str) ->
         )
 
 
+def test_pooling_over_the_query_sees_the_passages_and_starts_from_the_base(world: World) -> None:
+    config = world.config("mean-l2", "pooled", network={"dropout": 0.0, "pool": "query"})
+    task = EncoderTask(config)
+    task.network.eval()
+    rows = np.array([[4, 9, -1]] * 2)
+    with torch.inference_mode():
+        alone, fed = task.vectors(task.data, Revisions(np.zeros(2, int), np.array([0, 2]), rows))
+    text = str(task.data.texts[0])
+    base = prf.load_encoder(world.model("mean-l2"), layout="mean-l2").encode([text], "query")[0]
+    np.testing.assert_allclose(alone, base, atol=1e-5)
+    assert not torch.allclose(alone, fed, atol=1e-3)
+    # By hand: the mean over what stands up to the first separator, of the whole input.
+    reader, network = task.read.reader, task.read.backbone
+    passages = [[world.texts[4], world.texts[9]]]
+    ids, _ = reader.feedback([text], passages, **task.passages.packing)
+    given = torch.tensor(ids)
+    end = ids[0].index(reader.marks.sep) + 1
+    with torch.inference_mode():
+        types = (torch.arange(len(ids[0])) >= end).long()[None]
+        hidden = network(input_ids=given, token_type_ids=types).last_hidden_state[0, :end]
+    expected = torch.nn.functional.normalize(hidden.mean(0), dim=0)
+    torch.testing.assert_close(fed, expected, rtol=0, atol=1e-5)
+
+
+def test_model_trained_anew_is_served_anew(world: World) -> None:
+    frame, found = texts_found(world, "mean-l2"), []
+    for seed in (1, 2):
+        prf.train(world.config("mean-l2", "anew", loop={"epochs": 1, "seed": seed}), force=True)
+        stage = EncoderPrf(f"{world.folder}/anew", query_alone=True)
+        found.append(np.stack(stage.transform(frame)["query_vec"]))
+    assert not np.allclose(found[0], found[1], atol=1e-4)
+
+
 @pytest.mark.java
 def test_sparse_network_and_the_served_model_agree(world: World) -> None:
     made = SparseNetwork(base=world.model("sparse"), skip=5, activation="relu")
@@ -527,6 +560,11 @@ def test_trained_model_says_how_it_reads(world: World) -> None:
     ("more", "says"),
     [
         ({"method": "tprf"}, "unknown key 'base' in network"),
+        ({"method": ["encoder"]}, "method is ['encoder']; one of 'tprf'"),
+        ({"network": {"pool": "query"}}, "network.pool 'query' is of the mean layouts only"),
+        ({"network": {"max_length": 9999}}, "(the model's positions)"),
+        ({"network": {"passage_length": 2}}, "passage_length 0 or at least 3, not 2"),
+        ({"texts": "nowhere.jsonl"}, "texts: there is no 'nowhere.jsonl'"),
         ({"texts": None}, "method 'encoder' reads texts; add texts"),
         ({"network": {"layout": "clss"}}, "network.layout is 'clss'; one of 'ance', 'tct'"),
         ({"loss": {"n_compare": 4}}, "loss.n_compare is 4, but loop.depths holds only 4"),
@@ -548,6 +586,7 @@ def test_bad_config_of_an_encoder_fails_in_one_line(
 
     path = tmp_path / "bad.yaml"
     path.write_text(yaml.safe_dump(world.spec("cls", "bad", **more)), encoding="utf-8")
+    capsys.readouterr()  # what making the models said
     assert main(["train", str(path), "--no-progress"]) in (2, 5)
     err = capsys.readouterr().err
     assert says in err
@@ -561,12 +600,12 @@ def test_stage_in_yaml_and_repr(tmp_path: Path) -> None:
         assert eval(repr(stage)) == stage
 
 
-def test_underscores_of_a_blank_become_one(world: World) -> None:
+def test_underscores_of_a_blank_become_three(world: World) -> None:
     reader = prf.load_encoder(world.model("cls"), layout="cls").reader
-    blank, one = reader.feedback(["a ____ b", "a _ b"], [[], []], truncation="lol").rows
-    assert blank == one
-    official = reader.feedback(["a ____ b"], [[]]).rows[0]
-    assert official != one
+    asked = ["a ________ b", "a ___ b", "a _ b"]
+    long, three, one = reader.feedback(asked, [[]] * 3, truncation="lol").rows
+    assert long == three != one
+    assert reader.feedback(asked[:1], [[]]).rows[0] != three
 
 
 def test_result_without_texts_is_refused(world: World) -> None:

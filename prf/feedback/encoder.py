@@ -118,9 +118,9 @@ class EncoderPrf(PassageEncoder):
       position 4.
 
     ``query_vec`` is (d,) float32, not normalised by us. A query without documents keeps its
-    ``query_vec``; where the frame has none, or ``query_alone`` is set, the model encodes the query
-    alone (k = 0), and so it does with ``fb_docs=0``. Queries whose input was cut are named once. A
-    published model is trained for one k; others run, but are not what was published.
+    ``query_vec`` (every query does with ``fb_docs=0``); where the frame has none, or
+    ``query_alone`` is set, the model encodes the query alone. Queries whose input was cut are named
+    once. A published model is trained for one k; others run, but are not what was published.
 
     Source: Yu, Xiong, Callan, Improving Query Representations for Dense Retrieval with Pseudo
     Relevance Feedback, CIKM 2021, arXiv 2108.13454, section 3; Li et al., ECIR 2022, arXiv
@@ -192,13 +192,16 @@ class EncoderPrf(PassageEncoder):
             self.model, self.device, layout=own or self.layout or "ance", precision=self.precision
         )
         assert isinstance(encoder, LayoutEncoder)  # every layout but sentence-transformers' is one
+        pool = self.pool or trained.get("pool", "all")
+        if pool == "query" and not encoder.layout.startswith("mean"):
+            raise SpecError(f"{self!r}: pool 'query' is of the mean layouts only")
         packing = self.packing(trained)
         ids = self.packed(encoder.reader, packing, queries, passages)
         new = encoder.encode_ids(
             ids,
             self.batch_size,
             two_parts=packing.truncation == "lol",
-            pool=self.pool or trained.get("pool", "all"),
+            pool=pool,
         )
         wrong = np.flatnonzero(~np.isfinite(new).all(axis=1))
         if wrong.size:
@@ -228,8 +231,8 @@ class SparseEncoderPrf(PassageEncoder):
     index. The weight of a term is its largest logit over the tokens, ReLU, with ``log1p`` the
     logarithm of that plus 1; ``query_toks`` holds whole numbers as float, above 0, quantised as
     `Splade` does (training also brings weights to length 1, which changes no ranking). A query
-    without documents keeps its ``query_toks``; where the frame has none, or ``query_alone`` is set,
-    the model reads the query alone (k = 0), and so it does with ``fb_docs=0``. Queries whose input
+    without documents keeps its ``query_toks`` (every query does with ``fb_docs=0``); where the
+    frame has none, or ``query_alone`` is set, the model reads the query alone. Queries whose input
     was cut are named once.
 
     Source: Zhu et al., LoL, SIGIR 2022, arXiv 2204.11545, the sparse reformulator ``dqrsm``;
