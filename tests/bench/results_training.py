@@ -81,8 +81,8 @@ KINDS = {
     "encoder-control": Kind("encoder_nfcorpus", {"network.fb_docs": 0}, 3),
     "lol-0": Kind("lol_nfcorpus", {"loss.lambda_cr": 0.0}, 2),
     "lol-1": Kind("lol_nfcorpus", {"loss.lambda_cr": 1.0}, 2),
-    "sparse-lol-0": Kind("lol_sparse_nfcorpus", {"loss.lambda_cr": 0.0}, 2),
-    "sparse-lol-1": Kind("lol_sparse_nfcorpus", {"loss.lambda_cr": 1.0}, 2),
+    "sparse-lol-0": Kind("lol_sparse_nfcorpus", {"loss.lambda_cr": 0.0}, 1),
+    "sparse-lol-1": Kind("lol_sparse_nfcorpus", {"loss.lambda_cr": 1.0}, 1),
 }
 
 
