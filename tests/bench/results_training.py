@@ -210,7 +210,8 @@ class Bench:
         if topics.collection == POOL:
             self.measures = self.measures[:3]
         self.search = DenseRetriever(self.index)
-        self.first = (QueryVectors(**vectors(topics)) >> self.search).transform(self.frame)
+        self.encoded = QueryVectors(**vectors(topics)).transform(self.frame)
+        self.first = self.search.transform(self.encoded)
         head = self.first[self.first["rank"] < READS].reset_index(drop=True)
         self.read = (Vectors(self.index) >> Text(str(topics.docs))).transform(head)
 
@@ -228,7 +229,7 @@ class Bench:
         if not file.exists() or file.stat().st_mtime < stamp:
             print(f"{self.topics}: {kind}-{seed}, k={k}", file=sys.stderr)
             stage = TPRF if kind.startswith("tprf") else EncoderPrf
-            new = stage(str(model), fb_docs=k, query_alone=True).transform(self.read, self.frame)
+            new = stage(str(model), fb_docs=k, query_alone=True).transform(self.read, self.encoded)
             np.save(file, np.stack(new["query_vec"].tolist()))
         return self.frame.assign(query_vec=column(objects(np.load(file))))
 
@@ -527,13 +528,13 @@ def sparse(models: Models) -> str:
         for k in LOL_DEPTHS
     ]
     note = (
-        "NFCorpus, test queries; documents stay as splade-tiny's impact index has them. Rows k=0 "
-        "are the control: the same training, read without feedback. The loss is that of training, "
+        "NFCorpus, test queries, one seed; documents stay as splade-tiny's impact index has them. "
+        "Rows k=0 are the control: the same training, read without feedback. The loss is that of training, "
         "of the served (whole) weights at length 1.\n"
     )
     table = prf.render(prf.compare([base, *(system.mean for system in systems)]), "markdown")
     more = curve(losses, found, {"sparse-lol-0": "λ=0", "sparse-lol-1": "λ=1"})
-    return "\n".join([note, table, "", spread(systems, measures), more])
+    return "\n".join([note, table, more])
 
 
 def cost(models: Models) -> str:
