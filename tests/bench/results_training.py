@@ -529,8 +529,8 @@ def sparse(models: Models) -> str:
     ]
     note = (
         "NFCorpus, test queries, one seed; documents stay as splade-tiny's impact index has them. "
-        "Rows k=0 are the control: the same training, read without feedback. The loss is that of training, "
-        "of the served (whole) weights at length 1.\n"
+        "Rows k=0 are the control: the same training, read without feedback. The loss is that of "
+        "training, of the served (whole) weights at length 1.\n"
     )
     table = prf.render(prf.compare([base, *(system.mean for system in systems)]), "markdown")
     more = curve(losses, found, {"sparse-lol-0": "λ=0", "sparse-lol-1": "λ=1"})
