@@ -369,7 +369,7 @@ def _replaced(stage: pt.Transformer | Part, steps: list[str], value: Any, settin
         if not isinstance(stage, _Nary):
             return new
         return replace(stage, stages=(*stages[:number], new, *stages[number + 1 :]))
-    if not isinstance(stage, Part) or isinstance(stage, _Nary):
+    if not isinstance(stage, Part) or getattr(stage, "spec_form", "mapping") == "list":
         raise SpecError(f"--set {setting!r}: {stage!r} has no arguments; give a position first")
     if rest:
         inner = getattr(stage, head, None)

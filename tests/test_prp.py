@@ -881,7 +881,7 @@ def ndcg(topics: Topics, run: pd.DataFrame) -> float:
 
 @needs_data
 @pytest.mark.slow
-@pytest.mark.parametrize("topics", [DL19, DL20], ids=str)
+@pytest.mark.parametrize("topics", [DL19, pytest.param(DL20, marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_perfect_judge_reaches_the_best_order_of_real_lists(topics: Topics, variant: Any) -> None:
     """Ties among equal grades cannot cost anything, so each variant must reach the ideal."""

@@ -363,7 +363,7 @@ def test_real_scores_are_those_of_a_plain_forward_pass(real: list[Question]) -> 
 
 
 @needs_smollm
-@pytest.mark.slow
+@pytest.mark.long
 def test_real_verdicts_do_not_depend_on_the_batch(real: list[Question]) -> None:
     expected = answers(smollm(), real)
     for backend in (smollm(batch_tokens=1), smollm(share_prefix=False)):
@@ -374,7 +374,7 @@ def test_real_verdicts_do_not_depend_on_the_batch(real: list[Question]) -> None:
 
 @needs_smollm
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["score", "generate"])
+@pytest.mark.parametrize("mode", ["score", pytest.param("generate", marks=pytest.mark.long)])
 def test_real_run_end_to_end_and_again_without_a_call(tmp_path: Path, mode: Any) -> None:
     frame = passages()
     stage = PRP(smollm(mode=mode), k=2, cache=str(tmp_path / "c"))

@@ -167,7 +167,10 @@ def test_last_try_names_the_failure_and_answers_are_kept(served: Served, tmp_pat
     ):
         stage(FRAME)
     _, figures = stage.measured(FRAME)
-    assert (figures["cache_hits"].item(), figures["prompts_sent"].item()) == (1, 5)
+    # What was under way beside the question that failed may have been answered, too.
+    hits, sent = figures["cache_hits"].item(), figures["prompts_sent"].item()
+    assert hits >= 1
+    assert hits + sent == 6
 
 
 def test_failures_may_count_as_no_verdict(served: Served, tmp_path: Path) -> None:
