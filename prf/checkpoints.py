@@ -45,10 +45,8 @@ def weights_digest(model: str) -> str | None:
 
 def weights_stamp(model: str) -> int:
     """Returns the time of a local model's weights, by which a cache tells new ones; else 0."""
-    try:
-        return (Path(model_path(model)) / "model.safetensors").stat().st_mtime_ns
-    except OSError:
-        return 0
+    files = Path(model_path(model)).glob("*.safetensors")
+    return max((file.stat().st_mtime_ns for file in files), default=0)
 
 
 FEEDBACK = "feedback.json"

@@ -142,18 +142,22 @@ def _fitting(parts: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
 
 
 def padded(
-    rows: Sequence[Sequence[int]], pad: int
+    rows: Sequence[Sequence[int]], pad: int, *, left: bool = False
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Returns ids filled up to the longest, and what of them is real: (n, longest) each.
+
+    Padding follows the ids, or stands before them on the ``left``.
 
     >>> padded([[5, 6], [7]], 0)[0].tolist()
     [[5, 6], [7, 0]]
     """
     lengths = np.array([len(ids) for ids in rows], dtype=np.int64)
     table = np.full((len(rows), int(lengths.max(initial=0))), pad, dtype=np.int64)
+    width = table.shape[1]
     for place, ids in enumerate(rows):
-        table[place, : len(ids)] = ids
-    return table, np.arange(table.shape[1]) < lengths[:, None]
+        table[place, slice(width - len(ids), width) if left else slice(0, len(ids))] = ids
+    real = np.arange(width) < lengths[:, None]
+    return table, real[:, ::-1].copy() if left else real
 
 
 def segments(ids: Any, sep: int) -> Any:

@@ -16,7 +16,14 @@ import pandas as pd
 import pyterrier as pt
 from tqdm import tqdm
 
-from prf.checkpoints import FOLDER, check_device, model_path, reading, refuse_missing
+from prf.checkpoints import (
+    FOLDER,
+    check_device,
+    model_path,
+    reading,
+    refuse_missing,
+    weights_stamp,
+)
 from prf.errors import FrameError, IndexStateError, SpecError, require, shorten
 from prf.frames import ObjectArray, original_query, query_codes, ranked, stack
 from prf.index import open_index
@@ -259,11 +266,11 @@ def load_pair_model(model: str, kind: str, device: str = "cpu") -> PairModel:
         IndexStateError: If the model cannot be found or read, or lacks weights, such as those of
             its classifier: none is made up.
     """
-    return _load(model, kind, device)
+    return _load(model, kind, device, weights_stamp(model))
 
 
 @lru_cache(maxsize=4)
-def _load(name: str, kind: str, device: str) -> PairModel:
+def _load(name: str, kind: str, device: str, stamp: int) -> PairModel:
     where = f"{kind} model '{name}'"
     check_device(device, where)
     transformers = require("transformers", "cpu", where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from dataclasses import replace
 from importlib.util import find_spec
@@ -280,6 +281,25 @@ def test_model_without_some_weights_is_refused(folder: Path, tmp_path: Path) -> 
 def test_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(IndexStateError, match="language model 'no/such' is neither"):
         LocalModel("no/such").open()
+
+
+def test_changed_template_or_weights_are_read_anew(folder: Path, tmp_path: Path) -> None:
+    """As after an edit in a notebook, in one process."""
+    (tmp_path / "m").mkdir()
+    for file in (folder / "llama").iterdir():
+        (tmp_path / "m" / file.name).write_bytes(file.read_bytes())
+    template = tmp_path / "t.txt"
+    template.write_text("{query} {a} {b}", encoding="utf-8")
+    backend = LocalModel(str(tmp_path / "m"), template=str(template))
+    identity, session = backend.identity(), backend.open()
+    assert backend.open() is session
+    template.write_text("{query}: {a} or {b}", encoding="utf-8")
+    assert backend.identity() != identity
+    other = backend.open()
+    assert other is not session
+    weights = tmp_path / "m" / "model.safetensors"
+    os.utime(weights, ns=(1, weights.stat().st_mtime_ns + 1_000_000))
+    assert backend.open() is not other
 
 
 def test_soft_rule_needs_scores() -> None:

@@ -66,7 +66,12 @@ class Backend(Part, abstract=True):
 
     def open(self) -> Session:
         """Returns the session, opened once in this process."""
-        return _opened(self)
+        return _opened(self, self.stamp)
+
+    @property
+    def stamp(self) -> tuple[object, ...]:
+        """What tells that files behind the backend have changed, so that it is opened anew."""
+        return ()
 
     def session(self) -> Session:
         """Opens anew."""
@@ -78,7 +83,7 @@ class Backend(Part, abstract=True):
 
 
 @lru_cache(maxsize=4)
-def _opened(backend: Backend) -> Session:
+def _opened(backend: Backend, stamp: tuple[object, ...]) -> Session:
     return backend.session()
 
 

@@ -20,10 +20,16 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
-
-from prf.checkpoints import FOLDER, check_device, model_path, reading, refuse_missing
+from prf.checkpoints import (
+    FOLDER,
+    check_device,
+    model_path,
+    reading,
+    refuse_missing,
+    weights_stamp,
+)
 from prf.errors import IndexStateError, PrfError, SpecError, require, shorten
+from prf.layouts import padded
 from prf.pipeline import Count, Resource
 from prf.prp.answers import Answer, Question, read_verdict, shared_start
 from prf.prp.backend import Backend, Batch, Session
@@ -67,6 +73,10 @@ class LanguageModel(Backend, abstract=True):
             raise SpecError(
                 f"{type(self).__name__}.labels is {shorten(labels)}; give two different labels"
             )
+
+    @property
+    def stamp(self) -> tuple[object, ...]:
+        return (read_template(self.template).digest,)
 
     def prompt_identity(self) -> dict[str, Any]:
         """Returns what decides the prompt of two texts; reads the template file."""
@@ -158,10 +168,22 @@ class LocalModel(LanguageModel):
             local = os.path.join(local, self.gguf_file)
         return [Resource(self.kind, self.model, local)]
 
+    @property
+    def stamp(self) -> tuple[object, ...]:
+        return (*super().stamp, self._weights_stamp)
+
+    @property
+    def _weights_stamp(self) -> int:
+        if self.gguf_file is None:
+            return weights_stamp(self.model)
+        file = Path(model_path(self.model)) / self.gguf_file
+        return file.stat().st_mtime_ns if file.exists() else 0
+
     def session(self) -> Session:
         where = f"{self.kind} '{self.model}'"
         check_device(self.device, where)
-        loaded = _load(where, self.model, self.gguf_file, self.revision, self._dtype, self.device)
+        chosen = self.model, self.gguf_file, self.revision, self._dtype, self.device
+        loaded = _load(where, *chosen, self._weights_stamp)
         wrapper = _EncoderDecoder if loaded.model.config.is_encoder_decoder else _Decoder
         session = wrapper(self, where, loaded.tokenizer, loaded.model)
         session.fingerprint = loaded.fingerprint
@@ -177,7 +199,13 @@ class _Loaded(NamedTuple):
 
 @lru_cache(maxsize=2)
 def _load(
-    where: str, name: str, gguf_file: str | None, revision: str | None, dtype: str, device: str
+    where: str,
+    name: str,
+    gguf_file: str | None,
+    revision: str | None,
+    dtype: str,
+    device: str,
+    stamp: int,
 ) -> _Loaded:
     """Opens weights and tokenizer; backends that differ in anything else share them."""
     transformers = require("transformers", "cpu", where)
@@ -377,13 +405,9 @@ class _ModelSession(Session):
     def _padded(self, rows: Sequence[Sequence[int]], left: bool) -> tuple[Any, Any]:
         """Returns ids and mask, (n, longest) each, padded on one side."""
         torch = require("torch", "cpu", self._where)
-        width = max(len(row) for row in rows)
-        ids = np.full((len(rows), width), self._pad, dtype=np.int64)
-        mask = np.zeros((len(rows), width), dtype=np.int64)
-        for number, row in enumerate(rows):
-            part = slice(width - len(row), width) if left else slice(0, len(row))
-            ids[number, part], mask[number, part] = row, 1
-        return tuple(torch.from_numpy(t).to(self._backend.device) for t in (ids, mask))
+        ids, mask = padded(rows, self._pad, left=left)
+        device = self._backend.device
+        return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device).long()
 
 
 class _EncoderDecoder(_ModelSession):

@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from prf.errors import FileFormatError, SpecError, did_you_mean
@@ -63,9 +62,8 @@ class Template:
         return _SLOT.sub(lambda match: values[match[1]], self.text)
 
 
-@lru_cache(maxsize=16)
 def read_template(name: str) -> Template:
-    """Returns a template: a preset by its name, or the text of a file.
+    """Returns a template: a preset by its name, or the text of a file as it is now.
 
     A file's last line break is dropped, all else stays.
 
