@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import types
 import typing
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
@@ -132,14 +133,22 @@ def _signature(cls: type[Part]) -> str:
     parts = []
     hints = _hints(cls)
     for item in fields(cls):  # type: ignore[arg-type]  # a dataclass
-        hint = hints[item.name]
-        hint = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
-        shown = getattr(hint, "__name__", str(hint).replace("typing.", ""))
-        shown = str(hint) if typing.get_origin(hint) else shown
-        shown = shown.replace("typing.", "")
         default = "" if item.default is MISSING else f" = {item.default!r}"
-        parts.append(f"{item.name}: {shown}{default}")
+        parts.append(f"{item.name}: {_shown(hints[item.name])}{default}")
     return ", ".join(parts)
+
+
+def _shown(hint: Any) -> str:
+    """Returns a type as a user writes it, without the bounds of numbers."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _shown(inner[0])
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(_shown(option) for option in inner)
+    if hint is types.NoneType:
+        return "None"
+    shown = str(hint) if origin else getattr(hint, "__name__", str(hint))
+    return shown.replace("typing.", "")
 
 
 _P = typing.TypeVar("_P", bound=Part)

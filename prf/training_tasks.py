@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from prf.errors import FileFormatError, IndexStateError, SpecError
 from prf.evaluation import evaluate
 from prf.frames import FloatArray, IntArray, ObjectArray, column, objects
 from prf.index import VectorIndex, open_index
-from prf.layouts import padded
+from prf.layouts import Reader, padded
 from prf.losses import (
     DenseMatrix,
     Matrix,
@@ -47,6 +48,8 @@ from prf.tprf import Tprf, save_tprf
 from prf.training_config import EncoderNetwork, SparseNetwork, TprfNetwork, Training
 from prf.training_data import Lists, TrainingData, prepare
 from prf.trec import read_qrels, read_topics
+
+N = TypeVar("N", TprfNetwork, EncoderNetwork, SparseNetwork)
 
 TOGETHER = 64
 """Revisions of like length that go through a network of vectors at a time."""
@@ -125,8 +128,11 @@ class Batch:
     negatives: IntArray
 
 
-class FeedbackTask:
-    """Base of the tasks: the revisions of a query and their losses against frozen documents."""
+class FeedbackTask(Generic[N]):
+    """Base of the tasks: the revisions of a query and their losses against frozen documents.
+
+    ``N`` is the dataclass of the network's sizes that belongs to the method.
+    """
 
     sparse: ClassVar[bool] = False
     reads_vectors: ClassVar[bool] = False
@@ -154,6 +160,11 @@ class FeedbackTask:
         if config.dev is not None:
             self.dev = prepare(config.dev, config.index, config.cache, all_queries=True, **kept)
             self.identity["dev"] = self.dev.fingerprint
+
+    @property
+    def sizes(self) -> N:
+        """The network's sizes."""
+        return cast(N, self.config.network)  # of the method's kind, or there would be no config
 
     def open(self) -> None:
         """Opens documents and network."""
@@ -250,7 +261,7 @@ class FeedbackTask:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
 
-class DenseTask(FeedbackTask):
+class DenseTask(FeedbackTask[N]):
     """Base of tasks whose documents are a dense index."""
 
     index: VectorIndex
@@ -272,16 +283,14 @@ class DenseTask(FeedbackTask):
         return vectors
 
 
-class VectorTask(DenseTask):
+class VectorTask(DenseTask[TprfNetwork]):
     """TPRF: query and feedback vectors in, a query vector out."""
 
     reads_vectors = True
 
     def open(self) -> None:
         super().open()
-        network = self.config.network
-        assert isinstance(network, TprfNetwork)
-        self.network: Tprf = Tprf(network, self.index.dim).to(self.device)
+        self.network: Tprf = Tprf(self.sizes, self.index.dim).to(self.device)
 
     def made(self, data: TrainingData, revisions: Revisions) -> Iterator[tuple[IntArray, Tensor]]:
         counts = revisions.counts()
@@ -299,11 +308,13 @@ class VectorTask(DenseTask):
 class _Passages:
     """What both text encoders do: pack queries and passages, in groups of like length."""
 
-    def __init__(self, config: Training, reader: Any) -> None:
-        network = config.network
-        assert isinstance(network, EncoderNetwork | SparseNetwork)
-        assert config.texts is not None
-        self.source, self.reader, self.most = Text(config.texts), reader, config.loop.group
+    def __init__(
+        self, config: Training, network: EncoderNetwork | SparseNetwork, reader: Reader
+    ) -> None:
+        # The methods that read texts have a source of them, or there would be no config.
+        self.source = Text(cast(str, config.texts))
+        self.reader, self.base, self.most = reader, network.base, config.loop.group
+        self.device = config.loop.device
         self.packing: dict[str, Any] = {
             "truncation": network.truncation,
             "max_length": network.max_length,
@@ -318,14 +329,19 @@ class _Passages:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Fingerprint of the texts."""
+        """Fingerprints of the texts and of the model that training starts from."""
         found = checksums(self.source.resources())
-        return {"texts": str(next(iter(found.values()), self.source.source))}
+        texts = str(next(iter(found.values()), self.source.source))
+        return {"texts": texts, "base": weights_digest(self.base) or self.base}
 
-    def groups(
-        self, data: TrainingData, docnos: npt.NDArray[Any], revisions: Revisions
-    ) -> Iterator[tuple[IntArray, Tensor, Tensor]]:
-        """Gives the places of some revisions, ids and mask of their input, until all were given."""
+    def read(
+        self,
+        data: TrainingData,
+        docnos: ObjectArray,
+        revisions: Revisions,
+        forward: Callable[..., Tensor],
+    ) -> Iterator[tuple[IntArray, Tensor]]:
+        """Gives the places of some revisions and what ``forward`` makes of their ids and mask."""
         counts = revisions.counts()
         wanted = [rows[:count] for rows, count in zip(revisions.rows, counts, strict=True)]
         unique, place = np.unique(np.concatenate(wanted), return_inverse=True)
@@ -339,16 +355,16 @@ class _Passages:
         sizes = np.array([len(ids) for ids in packed], dtype=np.int64)
         for part in grouped(sizes, self.most):
             ids, mask = padded([packed[number] for number in part], self.reader.marks.pad)
-            yield part, torch.from_numpy(ids), torch.from_numpy(mask)
+            given = torch.from_numpy(ids).to(self.device), torch.from_numpy(mask).to(self.device)
+            yield part, forward(*given, two_parts=self.two_parts)
 
 
-class EncoderTask(DenseTask):
+class EncoderTask(DenseTask[EncoderNetwork]):
     """ANCE-PRF and its kin: the text of query and passages in, a dense query vector out."""
 
     def open(self) -> None:
         super().open()
-        network = self.config.network
-        assert isinstance(network, EncoderNetwork)
+        network = self.sizes
         read = read_network(network.base, self.config.loop.device, network.layout)
         if read.dim != self.index.dim:
             raise SpecError(
@@ -360,46 +376,37 @@ class EncoderTask(DenseTask):
         parts = {"backbone": read.backbone} | ({"head": read.head} if read.head else {})
         self.network = nn.ModuleDict(parts)
         set_dropout(self.network, network.dropout)
-        self.passages = _Passages(self.config, read.reader)
+        self.passages = _Passages(self.config, network, read.reader)
         self.identity |= self.passages.identity
-        self.identity["base"] = weights_digest(network.base) or network.base
 
     def made(self, data: TrainingData, revisions: Revisions) -> Iterator[tuple[IntArray, Tensor]]:
-        network, two_parts = self.config.network, self.passages.two_parts
-        assert isinstance(network, EncoderNetwork)
-        for place, ids, mask in self.passages.groups(data, self.index.docnos, revisions):
-            given = ids.to(self.device), mask.to(self.device)
-            yield place, self.encoder.forward(*given, two_parts=two_parts, pool=network.pool)
+        forward = partial(self.encoder.forward, pool=self.sizes.pool)
+        return self.passages.read(data, self.index.docnos, revisions, forward)
 
     def save(self, folder: Path) -> None:
         save_network(self.read, folder)
-        write_feedback(folder, "encoder", self.config.network.spec())
+        write_feedback(folder, "encoder", self.sizes.spec())
 
 
-class SparseTask(FeedbackTask):
+class SparseTask(FeedbackTask[SparseNetwork]):
     """LoL's sparse form: the text of query and passages in, weighted terms out."""
 
     sparse = True
 
     def open(self) -> None:
-        network = self.config.network
-        assert isinstance(network, SparseNetwork)
+        network = self.sizes
         self.network: SparseEncoder = SparseEncoder(network).to(self.device)
         set_dropout(self.network, network.dropout)
-        self.passages = _Passages(self.config, self.network.reader)
+        self.passages = _Passages(self.config, network, self.network.reader)
         self.identity |= self.passages.identity
-        self.identity["base"] = weights_digest(network.base) or network.base
         self.index = open_lucene(self.config.index)
         self.documents = open_impacts(self.index, self.network.vocabulary, self.config.loop.device)
 
     def made(self, data: TrainingData, revisions: Revisions) -> Iterator[tuple[IntArray, Tensor]]:
-        for place, ids, mask in self.passages.groups(data, self.index.docnos, revisions):
-            given = ids.to(self.device), mask.to(self.device)
-            yield place, self.network(*given, two_parts=self.passages.two_parts)
+        return self.passages.read(data, self.index.docnos, revisions, self.network)
 
     def finished(self, vectors: Tensor) -> Tensor:
-        assert isinstance(self.config.network, SparseNetwork)
-        l2 = self.config.network.norm == "l2"
+        l2 = self.sizes.norm == "l2"
         return nn.functional.normalize(vectors, dim=1) if l2 else vectors
 
     def search(self, queries: pd.DataFrame, vectors: FloatArray, k: int) -> pd.DataFrame:
@@ -414,10 +421,10 @@ class SparseTask(FeedbackTask):
 
     def save(self, folder: Path) -> None:
         self.network.save(folder)
-        write_feedback(folder, "sparse_encoder", self.config.network.spec())
+        write_feedback(folder, "sparse_encoder", self.sizes.spec())
 
 
-TASKS: dict[str, type[FeedbackTask]] = {
+TASKS: dict[str, type[FeedbackTask[Any]]] = {
     "tprf": VectorTask,
     "encoder": EncoderTask,
     "sparse_encoder": SparseTask,

@@ -41,6 +41,12 @@ def test_file_holds_the_tables_of_the_script_and_no_others(text: str, tables: li
     assert sorted(names) == sorted([*tables, *(f"/{name}" for name in tables)])
 
 
+@needs_data
+def test_table_of_erring_judges_is_of_this_code() -> None:
+    """If this fails, run tests/bench/results_prp.py again."""
+    assert results_prp.fingerprints() in FILE
+
+
 def said() -> dict[str, object]:
     found = re.search(r"```json\n(.*)\n```\n<!-- /fingerprints -->", TRAINING, re.S)
     assert found

@@ -193,6 +193,7 @@ REFUSED = [
     ("RM3: {index: i, fb_lambda: 2}", r"RM3\.fb_lambda is 2\.0; it must be between 0 and 1"),
     ("RM3: {index: i, filter_terms: 1}", r"RM3\.filter_terms must be true or false, not 1"),
     ("DenseRetriever: {index: i, backend: gpu}", r"backend is 'gpu'; one of 'numpy', 'faiss'"),
+    ("EncoderPrf", r"EncoderPrf\(model: str, .*max_length: int \| None = None, query_length: int"),
     ("BM25", r"pipeline: BM25 needs 'index'; signature is BM25\(index: str, k1: float = 0\.9"),
     ("Cutoff", r"Cutoff\.k must be int, not None"),
     (

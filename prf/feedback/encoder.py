@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -39,6 +39,7 @@ class PassageEncoder(Feedback, abstract=True):
     max_length: Count | None
     query_length: Count | None
     passage_length: Depth | None
+    query_alone: bool
 
     needs: ClassVar[tuple[str, ...]] = ("qid", "query", "docno", "score", "text")
     kind: ClassVar[str]
@@ -65,6 +66,30 @@ class PassageEncoder(Feedback, abstract=True):
         given = {name: value for name, value in own.items() if value is not None}
         said = {name: trained[name] for name in Packing._fields if name in trained}
         return Packing(**{**said, **given})
+
+    def new_queries(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
+        texts, (name,) = self.texts(frame, queries), self.gives
+        made, rows = np.empty(len(queries), dtype=object), np.arange(len(queries))
+        if name in queries.columns and not self.query_alone:
+            made = self.kept(queries)  # where there is no feedback
+            rows = np.flatnonzero([len(passages) > 0 for passages in texts])
+        if len(rows):
+            new = self.encoded(queries.iloc[rows], [texts[row] for row in rows])
+            if len(rows) < len(queries):
+                self.check_kept(made[0], new[0])
+            made[rows] = new
+        return queries.assign(**{name: column(made)})
+
+    def kept(self, queries: pd.DataFrame) -> ObjectArray:
+        """Returns a copy of what the queries have in the column that the stage gives."""
+        return queries[self.gives[0]].to_numpy(dtype=object).copy()
+
+    def check_kept(self, old: Any, new: Any) -> None:
+        """Refuses to mix what a query had with what the model makes, if they do not fit."""
+
+    def encoded(self, queries: pd.DataFrame, passages: Sequence[Sequence[str]]) -> ObjectArray:
+        """Returns what the model makes of each query with its passages; one at least."""
+        raise NotImplementedError
 
     def texts(self, frame: pd.DataFrame, queries: pd.DataFrame) -> list[Sequence[str]]:
         """Returns the feedback passages of each query."""
@@ -164,34 +189,29 @@ class EncoderPrf(PassageEncoder):
     gives: ClassVar[tuple[str, ...]] = ("query_vec",)
     kind = "encoder"
 
-    def new_queries(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
-        texts = self.texts(frame, queries)
-        vectors = np.empty(len(queries), dtype=object)
-        rows = np.arange(len(queries))
-        if "query_vec" in queries.columns and not self.query_alone:
-            vectors[:] = list(
-                objects(stack(queries["query_vec"], repr(self), queries["qid"]))
-            )  # kept where there is no feedback
-            rows = np.flatnonzero([len(passages) > 0 for passages in texts])
-        if len(rows):
-            new = self._encode(queries.iloc[rows], [texts[row] for row in rows])
-            if len(rows) < len(queries):
-                self._check_lengths(vectors, new)
-            vectors[rows] = objects(new)
-        return queries.assign(query_vec=column(vectors))
+    def kept(self, queries: pd.DataFrame) -> ObjectArray:
+        return objects(stack(queries["query_vec"], repr(self), queries["qid"]))
 
-    def _encode(self, queries: pd.DataFrame, passages: Sequence[Sequence[str]]) -> FloatArray:
-        """Returns (n, d): all queries of a call in one go."""
+    def check_kept(self, old: FloatArray, new: FloatArray) -> None:
+        if len(old) != len(new):
+            raise FrameError(
+                f"{self!r}: query_vec has {len(old)} numbers, '{self.model}' gives {len(new)}, and "
+                "queries without feedback keep theirs; use the encoder that the model was trained "
+                "for, or drop the column first"
+            )
+
+    def encoded(self, queries: pd.DataFrame, passages: Sequence[Sequence[str]]) -> ObjectArray:
         trained = self.trained()
         own = trained.get("layout")
         if own is not None and self.layout not in (None, own):
             raise SpecError(
                 f"{self!r}: the model was trained with layout {own!r}; leave layout out"
             )
-        encoder = load_encoder(
-            self.model, self.device, layout=own or self.layout or "ance", precision=self.precision
+        layout = own or self.layout or "ance"
+        encoder = cast(  # what every layout but sentence-transformers' opens
+            LayoutEncoder,
+            load_encoder(self.model, self.device, layout=layout, precision=self.precision),
         )
-        assert isinstance(encoder, LayoutEncoder)  # every layout but sentence-transformers' is one
         pool = self.pool or trained.get("pool", "all")
         if pool == "query" and not encoder.layout.startswith("mean"):
             raise SpecError(f"{self!r}: pool 'query' is of the mean layouts only")
@@ -207,17 +227,7 @@ class EncoderPrf(PassageEncoder):
         if wrong.size:
             qid = queries["qid"].iloc[wrong[0]]
             raise FrameError(f"{self!r}: vector of qid {qid!r} is not finite")
-        return new
-
-    def _check_lengths(self, old: ObjectArray, new: FloatArray) -> None:
-        """Refuses to mix vectors of two sizes: ``query_vec`` of an encoder that does not belong."""
-        dim = new.shape[1]
-        if len(old[0]) != dim:
-            raise FrameError(
-                f"{self!r}: query_vec has {len(old[0])} numbers, '{self.model}' gives {dim}, and "
-                "queries without feedback keep theirs; use the encoder that the model was trained "
-                "for, or drop the column first"
-            )
+        return objects(new)
 
 
 @dataclass(frozen=True, repr=False)
@@ -281,20 +291,7 @@ class SparseEncoderPrf(PassageEncoder):
     def _quantisation(self) -> Quantisation:
         return Quantisation(self.weight_range, self.bits)
 
-    def new_queries(self, frame: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
-        texts = self.texts(frame, queries)
-        toks, rows = np.empty(len(queries), dtype=object), np.arange(len(queries))
-        if "query_toks" in queries.columns and not self.query_alone:
-            toks[:] = queries["query_toks"].to_numpy(dtype=object)
-            rows = np.flatnonzero([len(passages) > 0 for passages in texts])
-        if len(rows):
-            new = self._encode(queries.iloc[rows], [texts[row] for row in rows])
-            toks[rows] = objects(new)
-        return queries.assign(query_toks=column(toks))
-
-    def _encode(
-        self, queries: pd.DataFrame, passages: Sequence[Sequence[str]]
-    ) -> list[dict[str, float]]:
+    def encoded(self, queries: pd.DataFrame, passages: Sequence[Sequence[str]]) -> ObjectArray:
         trained = {
             **Packing("lol", 512, 130, 130)._asdict(),
             "activation": "relu",
@@ -314,4 +311,4 @@ class SparseEncoderPrf(PassageEncoder):
             ids, "query", max_terms=self.max_terms, batch_size=self.batch_size
         )
         terms = model.terms(weights, self._quantisation)
-        return [{term: float(weight) for term, weight in own.items()} for own in terms]
+        return objects({term: float(weight) for term, weight in own.items()} for own in terms)
