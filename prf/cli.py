@@ -417,9 +417,10 @@ def train(
     import_: Import = None,
     progress: Progress = None,
 ) -> None:
-    """Train a feedback model; the same command goes on after an interruption.
+    """Train a feedback model, or a student of pairwise comparisons.
 
-    Several GPUs: torchrun --nproc-per-node N -m prf train CONFIG.
+    The same command goes on after an interruption. Several GPUs: torchrun --nproc-per-node N -m prf
+    train CONFIG.
     """
     from prf.training import train as train_model
     from prf.training_config import read_config
@@ -436,6 +437,39 @@ def train(
         f"model '{given.output}': {steps}, {record['seconds']:.0f} s, that of update "
         f"{record['kept_step']:,}{dev}"
     )
+
+
+@app.command()
+def pairs(
+    config: Annotated[Path, typer.Argument(help="Config of a distillation (YAML).")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write (JSON Lines).")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Replace a value: train.sample.rate=0.1; repeatable."
+        ),
+    ] = None,
+    import_: Import = None,
+    progress: Progress = None,
+) -> None:
+    """Write what the teacher of a distillation says about its training pairs.
+
+    Answers of a language model are kept in its cache, so the same command goes on after an
+    interruption. Train on the file with teacher: {pairs: FILE}.
+    """
+    from prf.distill.config import Distillation
+    from prf.distill.teachers import read_lists, teach, write_pairs
+    from prf.training_config import read_config
+
+    _import(import_)
+    given = read_config(config, set_ or ())
+    if not isinstance(given, Distillation):
+        raise SpecError(f"{config}: method '{given.method}' learns from judgments, not from pairs")
+    taught = teach(given.train, read_lists(given.train), progress=_shows(progress))
+    write_pairs(output, taught)
+    queries = _many(len({pair.qid for pair in taught}), "query", "queries")
+    ties = sum(pair.outcome == 0 for pair in taught)
+    _say(f"'{output}': {_many(len(taught), 'pair', 'pairs')} of {queries}, {ties:,} tied")
 
 
 @app.command()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -34,6 +35,9 @@ from prf.retrieve import check_encoder
 Scores = npt.NDArray[np.float64]
 QueryField = Literal["original", "current"]
 
+MOST_TOKENS = 512
+"""Tokens of a pair where neither the user nor the model says less."""
+
 CHUNK = 16384
 """Pairs tokenised, and sorted by length, at a time."""
 
@@ -59,7 +63,7 @@ class PairModel:
         queries: Sequence[str],
         texts: Sequence[str],
         *,
-        max_length: int = 512,
+        max_length: int | None = None,
         batch_size: int = 32,
         truncated: Callable[[npt.NDArray[np.int64]], object] | None = None,
         progress: Callable[[int], object] | None = None,
@@ -69,7 +73,7 @@ class PairModel:
         Args:
             queries: (n,), one for each pair.
             texts: (n,).
-            max_length: Tokens of a pair, all the model reads included.
+            max_length: Tokens of a pair, all the model reads included; see `length`.
             batch_size: Pairs per forward pass.
             truncated: Called with the positions of pairs that were cut.
             progress: Called with the number of pairs done since the last call.
@@ -81,12 +85,12 @@ class PairModel:
             SpecError: For a length the model does not have.
         """
         torch = require("torch", "cpu", "reranking")
-        self._check_length(max_length)
+        max_length = self.length(max_length)
         out, cut = np.zeros(len(queries)), [np.zeros(0, dtype=np.int64)]
         with torch.inference_mode():
             for start in range(0, len(queries), CHUNK):
                 part = slice(start, start + CHUNK)
-                rows, too_long = self._tokens(
+                rows, too_long = self.tokens(
                     [utf8(query).decode() for query in queries[part]],
                     [utf8(text).decode() for text in texts[part]],
                     max_length,
@@ -102,8 +106,16 @@ class PairModel:
             truncated(np.concatenate(cut))
         return out
 
-    def _check_length(self, max_length: int) -> None:
-        """Refuses a length that leaves no room, or that the model does not have."""
+    def length(self, wanted: int | None) -> int:
+        """Returns how many tokens of a pair are read: what is wanted, or as many as the model has.
+
+        Args:
+            wanted: None for the model's own limit, at most 512.
+
+        Raises:
+            SpecError: For a length that leaves no room, or that the model does not have.
+        """
+        raise NotImplementedError
 
     def _ids(self, *texts: Sequence[str], **settings: Any) -> list[dict[str, list[int]]]:
         """Returns what the tokenizer makes of each text or pair, one mapping each."""
@@ -117,7 +129,7 @@ class PairModel:
             for values in zip(*encoded.values(), strict=True)
         ]
 
-    def _tokens(
+    def tokens(
         self, queries: Sequence[str], texts: Sequence[str], max_length: int
     ) -> tuple[list[dict[str, list[int]]], npt.NDArray[np.bool_]]:
         """Returns what the model reads for each pair, and which pairs were cut."""
@@ -158,19 +170,21 @@ class Classifier(PairModel):
                 "(not relevant, relevant)"
             )
 
-    def _check_length(self, max_length: int) -> None:
+    def length(self, wanted: int | None) -> int:
         limits = [int(self._tokenizer.model_max_length)]
         positions = getattr(self._model.config, "max_position_embeddings", None)
         if isinstance(positions, int) and positions > 0:
             limits.append(positions)
         low = self._tokenizer.num_special_tokens_to_add(pair=True) + 1
-        if not low <= max_length <= min(limits):
+        length = min(MOST_TOKENS, *limits) if wanted is None else wanted
+        if not low <= length <= min(limits):
             raise SpecError(
-                f"cross-encoder '{self.name}': max_length is {max_length}; it must be from {low} "
+                f"cross-encoder '{self.name}': max_length is {length}; it must be from {low} "
                 f"to {min(limits)}"
             )
+        return length
 
-    def _tokens(
+    def tokens(
         self, queries: Sequence[str], texts: Sequence[str], max_length: int
     ) -> tuple[list[dict[str, list[int]]], npt.NDArray[np.bool_]]:
         rows = self._ids(queries, texts, truncation="longest_first", max_length=max_length)
@@ -181,8 +195,23 @@ class Classifier(PairModel):
             cut[full] = [len(row["input_ids"]) > max_length for row in whole]
         return rows, cut
 
+    def logits(self, rows: Sequence[dict[str, list[int]]]) -> Any:
+        """Returns the model's output for some of `tokens`, (n, classes), with gradient."""
+        return self._model(**self._padded(rows)).logits
+
+    def save(self, folder: Path, max_length: int) -> None:
+        """Writes model and tokenizer, so that `CrossEncoder` reads them; weights as safetensors.
+
+        Args:
+            folder: Made if it is not there.
+            max_length: Tokens of a pair that the model is made for.
+        """
+        self._model.save_pretrained(folder)
+        self._tokenizer.model_max_length = max_length
+        self._tokenizer.save_pretrained(folder)
+
     def _batch(self, rows: Sequence[dict[str, list[int]]]) -> Scores:
-        logits: Scores = self._model(**self._padded(rows)).logits.cpu().numpy().astype(np.float64)
+        logits: Scores = self.logits(rows).cpu().numpy().astype(np.float64)
         if logits.shape[1] == 1:
             return logits[:, 0]
         # In float64 probabilities near 1 keep their order.
@@ -218,14 +247,16 @@ class Generator(PairModel):
             )
         return int(ids[0])
 
-    def _check_length(self, max_length: int) -> None:
-        if max_length <= len(self._end):
+    def length(self, wanted: int | None) -> int:
+        length = MOST_TOKENS if wanted is None else wanted
+        if length <= len(self._end):
             raise SpecError(
-                f"monoT5 model '{self.name}': max_length is {max_length}; it must be more than "
+                f"monoT5 model '{self.name}': max_length is {length}; it must be more than "
                 f"{len(self._end)}"
             )
+        return length
 
-    def _tokens(
+    def tokens(
         self, queries: Sequence[str], texts: Sequence[str], max_length: int
     ) -> tuple[list[dict[str, list[int]]], npt.NDArray[np.bool_]]:
         bodies = [f"Query: {q} Document: {d}" for q, d in zip(queries, texts, strict=True)]
@@ -318,7 +349,7 @@ class _PairReranker(Reranker, abstract=True):
 
     model: str
     batch_size: Count
-    max_length: Count
+    max_length: Count | None
     device: str
     query_field: QueryField
 
@@ -348,7 +379,7 @@ class _PairReranker(Reranker, abstract=True):
             cut = qids[np.isin(place, rows)]
             notice(
                 f"have documents that are too long: query and text have more than "
-                f"{self.max_length} tokens of '{self.model}' and were cut",
+                f"{model.length(self.max_length)} tokens of '{self.model}' and were cut",
                 list(dict.fromkeys(cut)),
             )
 
@@ -396,7 +427,8 @@ class CrossEncoder(_PairReranker):
         model: Local folder or hub id of a sequence classification model with 1 or 2 classes (any
             cross-encoder of sentence-transformers), weights as safetensors.
         batch_size: Pairs per forward pass; changes scores by at most 1e-5.
-        max_length: Tokens of a pair, special ones included.
+        max_length: Tokens of a pair, special ones included; by default what the model says it was
+            made for, at most 512.
         device: ``cpu``, ``cuda``, ...
         query_field: ``original``, the text the user wrote, whatever feedback made of it; or
             ``current``, the text as it is now.
@@ -404,7 +436,7 @@ class CrossEncoder(_PairReranker):
 
     model: str
     batch_size: Count = 32
-    max_length: Count = 512
+    max_length: Count | None = None
     device: str = "cpu"
     query_field: QueryField = "original"
 

@@ -1,16 +1,17 @@
-"""Training a feedback model: what ``prf train`` calls, and the way to do it from Python."""
+"""Training a model: what ``prf train`` calls, and the way to do it from Python."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from prf.distill.config import Distillation
 from prf.errors import require
 from prf.training_config import Training, read_config
 from prf.trec import PathLike
 
 
 def train(
-    config: Training | PathLike, *, force: bool = False, progress: bool = False
+    config: Training | Distillation | PathLike, *, force: bool = False, progress: bool = False
 ) -> dict[str, Any]:
     """Trains a model, or goes on with one that was interrupted.
 
@@ -34,7 +35,7 @@ def train(
         PrfError: If the loss is not finite, or whatever preparing the data raises; what was safe
             stays.
     """
-    if not isinstance(config, Training):
+    if not isinstance(config, (Training, Distillation)):
         config = read_config(config)
     for module in ("torch", "safetensors"):
         require(module, "train", "training")

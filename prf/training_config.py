@@ -1,6 +1,7 @@
 """What a training is told: dataclasses that map one to one onto the YAML of ``prf train``.
 
-    method: tprf                      which network: tprf, encoder, sparse_encoder
+    method: tprf                      which network: tprf, encoder, sparse_encoder; the students of
+                                      a distillation are in `prf.distill.config`
     output: models/tprf               the folder to make
     index: indexes/nfcorpus-minilm    dense index; its vectors stay as they are
     train: {topics: ..., qrels: ..., queries: {QueryEncoder: {model: minilm}}}
@@ -15,9 +16,9 @@ Reading a config opens nothing and needs no torch, so that a mistake shows at on
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args, get_type_hints
 
 import pyterrier as pt
 
@@ -28,6 +29,9 @@ from prf.pipeline import Count, Depth, Transformer, check_value
 from prf.sparse_models import Activation
 from prf.spec import _parse, _with_stages, to_spec
 from prf.trec import PathLike, read_lines
+
+if TYPE_CHECKING:
+    from prf.distill.config import Distillation
 
 Method = Literal["tprf", "encoder", "sparse_encoder"]
 Residual = Literal["none", "query", "rocchio"]
@@ -106,7 +110,7 @@ def _inner(hint: Any) -> tuple[type[Config], ...]:
     return tuple(o for o in options if isinstance(o, type) and issubclass(o, Config))
 
 
-def _listed(known: Mapping[str, Any]) -> str:
+def _listed(known: Iterable[str]) -> str:
     return f"; known are {', '.join(known)}"
 
 
@@ -147,9 +151,8 @@ class QuerySet(Config):
             )
         if self.first_pass is not None and self.run is not None:
             raise SpecError("first_pass and run both give first results; leave one out")
-        for stage in (self.queries, self.first_pass):
-            if stage is not None and not isinstance(stage, Transformer):
-                raise SpecError(f"{stage!r} has no YAML form, so no model can name it")
+        named_stage(self.queries)
+        named_stage(self.first_pass)
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,7 @@ class TprfNetwork(Config):
     scale: float = 1.0
 
     def check(self) -> None:
-        _share(self, "dropout")
+        share(self, "dropout")
         if self.scale <= 0:
             raise SpecError(f"{type(self).__name__}.scale is {self.scale}; above 0")
 
@@ -233,7 +236,7 @@ class EncoderNetwork(Config):
     dropout: float = 0.1
 
     def check(self) -> None:
-        _share(self, "dropout")
+        share(self, "dropout")
         _lengths(self)
         if self.pool == "query" and not self.layout.startswith("mean"):
             raise SpecError(f"{type(self).__name__}.pool 'query' is of the mean layouts only")
@@ -270,7 +273,7 @@ class SparseNetwork(Config):
     norm: Literal["l2", "none"] = "l2"
 
     def check(self) -> None:
-        _share(self, "dropout")
+        share(self, "dropout")
         _lengths(self)
 
 
@@ -373,7 +376,7 @@ class Loop(Config):
     save_every: Depth = 0
 
     def check(self) -> None:
-        _share(self, "warmup")
+        share(self, "warmup")
         for name in ("learning_rate", "weight_decay", "clip"):
             low = "above 0" if name == "learning_rate" else "at least 0"
             value = getattr(self, name)
@@ -394,7 +397,21 @@ def _lengths(config: EncoderNetwork | SparseNetwork) -> None:
         )
 
 
-def _share(config: Config, name: str) -> None:
+def named_stage(stage: pt.Transformer | None) -> None:
+    """Refuses a stage that a stored config could not name."""
+    if stage is not None and not isinstance(stage, Transformer):
+        raise SpecError(f"{stage!r} has no YAML form, so no model can name it")
+
+
+def need_dev(loop: Loop, dev: Config | None) -> None:
+    """Refuses settings of the dev figure where there is none."""
+    for name in ("patience", "figure_every"):
+        if dev is None and getattr(loop, name):
+            raise SpecError(f"loop.{name} needs dev, the queries whose figure is meant")
+
+
+def share(config: Config, name: str) -> None:
+    """Refuses a field that is no share, from 0 to below 1."""
     value = getattr(config, name)
     if not 0 <= value < 1:
         raise SpecError(f"{type(config).__name__}.{name} is {value}; from 0 to below 1")
@@ -459,9 +476,7 @@ class Training(Config):
                 f"loss.n_compare is {self.loss.n_compare}, but loop.depths holds only "
                 f"{len(self.depths)} depths to draw {1 + self.loss.n_compare} different ones from"
             )
-        for name in ("patience", "figure_every"):
-            if self.dev is None and getattr(self.loop, name):
-                raise SpecError(f"loop.{name} needs dev, the queries whose figure is meant")
+        need_dev(self.loop, self.dev)
         if self.dev is not None and (self.dev.fb_docs or 0) > most:
             raise SpecError(f"dev.fb_docs is {self.dev.fb_docs}, network.fb_docs only {most}")
 
@@ -478,7 +493,7 @@ class Training(Config):
         return self.loop.depths or (self.network.fb_docs,)
 
 
-def read_config(path: PathLike, settings: Sequence[str] = ()) -> Training:
+def read_config(path: PathLike, settings: Sequence[str] = ()) -> Training | Distillation:
     """Reads a training config.
 
     Args:
@@ -499,9 +514,22 @@ def read_config(path: PathLike, settings: Sequence[str] = ()) -> Training:
             raise SpecError(f"--set {setting!r}: write KEY=VALUE, such as loop.seed=2")
         values = _set(values, keys.strip().split("."), _parse(text, f"--set {setting}"), setting)
     try:
-        return Training.read(values)
+        return _kind(values).read(values)
     except SpecError as error:
         raise SpecError(f"{name}: {error}") from error
+
+
+def _kind(values: Any) -> type[Training | Distillation]:
+    """Returns which dataclass a whole config is: its method decides."""
+    from prf.distill.config import STUDENTS, Distillation
+
+    method = values.get("method") if isinstance(values, Mapping) else None
+    if isinstance(method, str) and method in STUDENTS:
+        return Distillation
+    if isinstance(method, str) and method not in NETWORKS:
+        known = [*NETWORKS, *STUDENTS]
+        raise SpecError(f"method is {method!r}{did_you_mean(method, known) or _listed(known)}")
+    return Training
 
 
 def _set(values: Any, keys: list[str], value: Any, setting: str) -> Any:

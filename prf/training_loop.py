@@ -24,10 +24,11 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from prf.batch import checksums, versions
+from prf.batch import versions
+from prf.distill.config import Distillation
+from prf.distill.students import STUDENTS
 from prf.errors import PrfError, PrfWarning
 from prf.lamb import Lamb
-from prf.pipeline import Resource
 from prf.ranks import Ranks, ranks
 from prf.training_config import Loop, Training
 from prf.training_state import State, Workplace, workplace
@@ -35,7 +36,7 @@ from prf.training_tasks import TASKS, Task
 from prf.trec import write_json
 
 
-def run_training(config: Training, *, force: bool, progress: bool) -> dict[str, Any]:
+def run_training(config: Training | Distillation, *, force: bool, progress: bool) -> dict[str, Any]:
     """Trains what a config says; see `prf.training.train`."""
     with ranks(config.loop.device) as group:
         own = replace(config, loop=replace(config.loop, device=group.device))
@@ -51,17 +52,22 @@ def run_training(config: Training, *, force: bool, progress: bool) -> dict[str, 
             if group.first:
                 if state.best_step >= 0:
                     place.load_best(state.best_step, task.network)
-                record = _publish(config, task, place, state, identity)
+                record = _publish(config, task, place, state)
             return group.told(record)
 
 
-def _task(config: Training, group: Ranks, progress: bool) -> Task:
+def _task(config: Training | Distillation, group: Ranks, progress: bool) -> Task:
     """Opens the task; the first process prepares the data that the others then find."""
-    kind = TASKS[config.method]
     if group.first:
-        task = kind(config, progress=progress)
+        task = _opened(config, progress)
     group.wait()
-    return task if group.first else kind(config)
+    return task if group.first else _opened(config, False)
+
+
+def _opened(config: Training | Distillation, progress: bool) -> Task:
+    if isinstance(config, Distillation):
+        return STUDENTS[config.method](config, progress=progress)
+    return TASKS[config.method](config, progress=progress)
 
 
 @contextmanager
@@ -83,22 +89,21 @@ def _seed(seed: int, step: int) -> int:
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def _identity(config: Training, task: Task, size: int) -> dict[str, Any]:
+def _identity(config: Training | Distillation, task: Task, size: int) -> dict[str, Any]:
     """Returns what decides the weights; where they are put and cached does not."""
     spec = {k: v for k, v in config.spec().items() if k not in ("output", "cache")}
-    index = checksums([Resource("index", config.index, config.index)])
-    return {"config": spec, "index": index[config.index], "data": task.identity, "ranks": size}
+    return {"config": spec, "data": task.identity, "ranks": size}
 
 
 def _publish(
-    config: Training, task: Task, place: Workplace, state: State, identity: dict[str, Any]
+    config: Training | Distillation, task: Task, place: Workplace, state: State
 ) -> dict[str, Any]:
     result = place.folder / "new-result"
     task.save(result)
     epochs = place.lines(state.step)
     record = {
         "config": config.spec(),
-        "fingerprints": {"index": identity["index"], **task.identity},
+        "fingerprints": task.identity,
         "parameters": sum(p.numel() for p in task.network.parameters()),
         "steps": state.step,
         "kept_step": state.best_step if state.best_step >= 0 else state.step,

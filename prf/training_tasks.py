@@ -41,6 +41,7 @@ from prf.losses import (
 from prf.lucene import LuceneIndex
 from prf.lucene import open_index as open_lucene
 from prf.networks import read_network, save_network
+from prf.pipeline import Resource
 from prf.retrieve import Impact, Text, result_frame
 from prf.sparse_models import PYSERINI, Weights, whole_terms
 from prf.sparse_network import SparseEncoder
@@ -143,6 +144,8 @@ class FeedbackTask(Generic[N]):
         self.config, self.device = config, torch.device(config.loop.device)
         self.identity: dict[str, str] = {}
         self.open()  # before the first pass, so that a wrong model or index costs no time
+        index = Resource("index", config.index, config.index)
+        self.identity |= {"index": str(checksums([index])[config.index])}
         kept: dict[str, Any] = {
             "fb_docs": config.network.fb_docs,
             "sparse": self.sparse,

@@ -261,7 +261,7 @@ def test_prompt_that_is_too_long_keeps_its_end(material: Material) -> None:
     model = load_pair_model(material.monot5, "monoT5")
     assert load_pair_model(material.monot5, "monoT5") is model
     ids = model._ids(["Query: cat Document: dog dog dog Relevant:"])[0]["input_ids"]
-    rows, cut = model._tokens(["cat", "cat"], ["dog dog dog", "dog dog"], len(ids) - 1)
+    rows, cut = model.tokens(["cat", "cat"], ["dog dog dog", "dog dog"], len(ids) - 1)
     assert cut.tolist() == [True, False]
     assert rows[0]["input_ids"] == rows[1]["input_ids"]
 

@@ -1,0 +1,1 @@
+"""Distillation of pairwise comparisons into pointwise students."""
