@@ -16,7 +16,7 @@ Reading a config opens nothing and needs no torch, so that a mistake shows at on
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args, get_type_hints
 
@@ -110,7 +110,7 @@ def _inner(hint: Any) -> tuple[type[Config], ...]:
     return tuple(o for o in options if isinstance(o, type) and issubclass(o, Config))
 
 
-def _listed(known: Iterable[str]) -> str:
+def _listed(known: Mapping[str, Any]) -> str:
     return f"; known are {', '.join(known)}"
 
 
@@ -527,8 +527,8 @@ def _kind(values: Any) -> type[Training | Distillation]:
     if isinstance(method, str) and method in STUDENTS:
         return Distillation
     if isinstance(method, str) and method not in NETWORKS:
-        known = [*NETWORKS, *STUDENTS]
-        raise SpecError(f"method is {method!r}{did_you_mean(method, known) or _listed(known)}")
+        known = ", ".join(map(repr, [*NETWORKS, *STUDENTS]))
+        raise SpecError(f"method is {method!r}; one of {known}")
     return Training
 
 
